@@ -1,0 +1,7 @@
+"""Pipeline files: their schema, loading with every error at once, and the field reference."""
+
+from draftline.config.loading import load_pipeline
+from draftline.config.runnable import check_runnable
+from draftline.config.schema import Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
+
+__all__ = ["Draft", "Engine", "KvCache", "Pipeline", "Serve", "Target", "Tree", "check_runnable", "load_pipeline"]

@@ -1,0 +1,30 @@
+"""What of the schema this version can run."""
+
+from __future__ import annotations
+
+from draftline.config.schema import Pipeline
+from draftline.errors import PipelineError, PipelineErrors
+
+
+def check_runnable(pipeline: Pipeline) -> None:
+    """Refuse a valid pipeline that this version cannot run, before any work.
+
+    Raises: PipelineErrors with every reason.
+    """
+    problems = []
+
+    def refuse(field: str, rule: str, got: object, cure: str) -> None:
+        problems.append(PipelineError(f"{pipeline.name}: {field}", rule, got, cure))
+
+    if pipeline.draft is not None:
+        refuse(
+            "draft", "this version decodes without a draft", pipeline.draft.method, "remove the draft and tree blocks"
+        )
+    if pipeline.engine.backend != "onnxruntime":
+        refuse("engine.backend", "this version runs onnxruntime", pipeline.engine.backend, "set it to onnxruntime")
+    else:
+        for field, dtype in (("target.dtype", pipeline.target.dtype), ("kv_cache.dtype", pipeline.kv_cache.dtype)):
+            if dtype != "float32":
+                refuse(field, "the onnxruntime backend computes in float32", dtype, "set it to float32")
+    if problems:
+        raise PipelineErrors(problems)
