@@ -7,8 +7,10 @@ from typing import Literal
 
 from draftline.errors import ArtifactError
 
+SharedFolder = Literal["model_repo", "pipelines", "plugins"]
 
-def share_path(name: Literal["model_repo", "pipelines", "plugins"]) -> Path:
+
+def share_path(name: SharedFolder) -> Path:
     """Return the folder ``name``: ``draftline/share/`` of a wheel, else the top of the checkout.
 
     Raises: ArtifactError where neither has it.

@@ -1,0 +1,1 @@
+"""From a pipeline to a served model: convert -> check -> build -> package -> smoke."""

@@ -1,0 +1,57 @@
+"""build: the engine, a graph over the converted checkpoint's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftline.stages.stage import Stage, StageCall
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    weights_dtype: str
+    engine_bytes: int
+
+
+def run(call: StageCall) -> BuildResult:
+    """Write ``model.onnx``, ``config.json``, the weights and the tokenizer's files."""
+    from draftline.sessions.onnxruntime_builder import build_engine
+
+    engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
+    build_engine(
+        call.build_directory / "checkpoint",
+        call.destination,
+        weights_dtype=engine.weights_dtype,
+        max_batch_size=engine.max_batch_size,
+        max_seq_len=engine.max_seq_len,
+        max_num_tokens=engine.max_num_tokens,
+        num_threads=engine.num_threads,
+        block_size=kv_cache.block_size,
+        max_blocks=kv_cache.max_blocks,
+        prefix_cache=kv_cache.prefix_cache,
+        progress=call.advance,
+    )
+    files = [path for path in call.destination.rglob("*") if path.is_file()]
+    return BuildResult(engine.weights_dtype, sum(path.stat().st_size for path in files))
+
+
+STAGE = Stage(
+    name="build",
+    directory="engine",
+    run=run,
+    settings=(
+        "engine.backend",
+        "engine.weights_dtype",
+        "engine.max_batch_size",
+        "engine.max_seq_len",
+        "engine.max_num_tokens",
+        "engine.num_threads",
+        "kv_cache.block_size",
+        "kv_cache.max_blocks",
+        "kv_cache.dtype",
+        "kv_cache.prefix_cache",
+    ),
+    needs=("convert",),
+    packages=("numpy", "onnx", "onnxruntime"),
+    modules=("draftline.stages.build",),
+)

@@ -1,0 +1,114 @@
+"""check: what a converted checkpoint must be before an engine is built from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from draftline.errors import CheckpointError
+from draftline.stages.stage import Stage, StageCall
+
+if TYPE_CHECKING:
+    from draftline.checkpoints.config import CheckpointConfig
+    from draftline.checkpoints.tokenizer import Tokenizer
+
+PLAIN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
+WIDE_TEXT = "naïve café, 東京, 🙂"
+SCALED_PAST_THE_TABLE = frozenset({"linear", "dynamic", "yarn"})  # llama3 states the extended length already
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """``keeps_wide_text``: accents, CJK and emoji survive the tokenizer. ``has_chat_template``: and it renders."""
+
+    architecture: str
+    max_position_embeddings: int
+    vocab_size: int
+    keeps_wide_text: bool
+    has_chat_template: bool
+
+
+def run(call: StageCall) -> CheckResult:
+    """Check the limits against the model, the tokenizer against the vocabulary, and write ``report.json``."""
+    from draftline.checkpoints.tokenizer import load_tokenizer
+    from draftline.checkpoints.trtllm import load_checkpoint_config
+
+    checkpoint = call.build_directory / "checkpoint"
+    config = load_checkpoint_config(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
+    where = call.pipeline.target.checkpoint
+    check_heads(where, config)
+    limit = check_length(config, call.pipeline.engine.max_seq_len)
+    check_tokenizer(where, tokenizer, config.vocab_size)
+    result = CheckResult(
+        config.architecture,
+        limit,
+        config.vocab_size,
+        keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
+        has_chat_template=check_chat_template(where, tokenizer),
+    )
+    (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
+    return result
+
+
+def check_heads(where: str, config: CheckpointConfig) -> None:
+    """Raise CheckpointError where the query heads do not divide among the key/value heads."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        rule = "num_attention_heads is a multiple of num_key_value_heads"
+        got = f"{config.num_attention_heads} and {config.num_key_value_heads}"
+        raise CheckpointError(where, rule, got, "correct its config.json")
+
+
+def check_length(config: CheckpointConfig, max_seq_len: int) -> int:
+    """Return how many positions the model knows, its rotary scaling included.
+
+    Raises: CheckpointError where ``max_seq_len`` is more.
+    """
+    limit = config.max_position_embeddings
+    scaling = config.rotary_scaling or {}
+    if scaling.get("rope_type") in SCALED_PAST_THE_TABLE:
+        original = scaling.get("original_max_position_embeddings", limit)
+        limit = max(limit, int(original * scaling["factor"]))
+    if max_seq_len > limit:
+        rule = f"the model knows {limit} positions"
+        cure = f"lower engine.max_seq_len to {limit}, or use a checkpoint with rope_scaling"
+        raise CheckpointError("engine.max_seq_len", rule, max_seq_len, cure)
+    return limit
+
+
+def check_tokenizer(where: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise CheckpointError where the tokenizer makes ids the model does not know, or loses plain text."""
+    cure = "use the tokenizer.json the model was trained with"
+    largest = max(tokenizer.encode(PLAIN_TEXT + WIDE_TEXT))
+    if largest >= vocab_size:
+        raise CheckpointError(where, f"token ids are below the vocabulary's {vocab_size}", largest, cure)
+    text = _round_trip(tokenizer, PLAIN_TEXT)
+    if text != PLAIN_TEXT:
+        raise CheckpointError(where, f"the tokenizer gives back the text {PLAIN_TEXT!r}", repr(text), cure)
+
+
+def check_chat_template(where: str, tokenizer: Tokenizer) -> bool:
+    """Return whether there is a chat template. Raises: CheckpointError where it does not render one message."""
+    if tokenizer.chat_template is None:
+        return False
+    text = tokenizer.render_chat([{"role": "user", "content": PLAIN_TEXT}])
+    if PLAIN_TEXT not in text:
+        cure = "correct chat_template in tokenizer_config.json"
+        raise CheckpointError(where, "the chat template renders the message", repr(text), cure)
+    return True
+
+
+def _round_trip(tokenizer: Tokenizer, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)).strip()
+
+
+STAGE = Stage(
+    name="check",
+    directory="check",
+    run=run,
+    settings=("engine.max_seq_len",),
+    needs=("convert",),
+    packages=("tokenizers", "jinja2"),
+    modules=("draftline.stages.check",),
+)

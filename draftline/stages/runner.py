@@ -1,0 +1,186 @@
+"""Runs the stages of a pipeline: each only where its inputs changed, each whole or not at all."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import draftline
+from draftline.config import Pipeline, check_runnable
+from draftline.config.writing import pipeline_text
+from draftline.errors import DraftlineError
+from draftline.manifest import (
+    PIPELINE,
+    REPRODUCE,
+    FileHasher,
+    FileRecord,
+    Manifest,
+    find_change,
+    load_manifest,
+    lock_directory,
+    record_outputs,
+    remove_leftovers,
+    replace_directory,
+    write_manifest,
+)
+from draftline.stages.inputs import source_records, stage_inputs
+from draftline.stages.progress import Progress
+from draftline.stages.stage import Stage, StageCall
+from draftline.stages.table import STAGES
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What a run did about a stage. ``reason`` is None where the output was current, and nothing was done."""
+
+    stage: str
+    directory: Path
+    reason: str | None
+    seconds: float = 0.0
+    result: object = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What stays the same during one run."""
+
+    pipeline: Pipeline
+    source: Path
+    output: Path
+    hasher: FileHasher
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    output: Path,
+    *,
+    root: Path,
+    stages: Sequence[Stage] = STAGES,
+    until: str | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    argv: Sequence[str] | None = None,
+) -> list[StageReport]:
+    """Bring the build directory ``output`` up to date, up to and including the stage ``until`` (None = all).
+
+    ``root`` is the folder that relative checkpoints start from, the pipeline file's. A dry run writes nothing and says
+    what a run would do. ``argv`` is recorded in the manifests.
+
+    Raises: PipelineErrors where this version cannot run the pipeline, CheckpointError where the checkpoint is absent,
+    ArtifactError where ``output`` is in use or somebody else's, and whatever a stage raises; then the outputs of the
+    stages before it are kept and nothing of its own is.
+    """
+    check_runnable(pipeline)
+    from draftline.checkpoints.source import resolve_checkpoint
+
+    progress = progress or Progress(quiet=True)
+    source = resolve_checkpoint(pipeline.target.checkpoint, root)
+    run = _Run(pipeline, source, output, FileHasher())
+    selected = _select(stages, until)
+    if dry_run:
+        return _survey(run, selected)
+    with lock_directory(output):
+        remove_leftovers(output, [stage.directory for stage in stages])
+        return [_bring_up_to_date(run, stage, selected, progress, argv or sys.argv) for stage in selected]
+
+
+def _select(stages: Sequence[Stage], until: str | None) -> Sequence[Stage]:
+    names = [stage.name for stage in stages]
+    if until is None:
+        return stages
+    if until not in names:
+        raise DraftlineError("--until", "names a stage", until, f"the stages are {', '.join(names)}")
+    return stages[: names.index(until) + 1]
+
+
+def _survey(run: _Run, stages: Sequence[Stage]) -> list[StageReport]:
+    reports: list[StageReport] = []
+    for stage in stages:
+        moving = [report.stage for report in reports if report.reason is not None and report.stage in stage.needs]
+        if moving and load_manifest(run.output / stage.directory) is not None:
+            reason: str | None = f"{moving[0]} runs first; only if its output changes"
+        elif moving:
+            reason = "it never ran"
+        else:
+            inputs, _ = _inputs(run, stage, stages)
+            reason = find_change(run.output / stage.directory, inputs, run.hasher)
+        reports.append(StageReport(stage.name, run.output / stage.directory, reason))
+    return reports
+
+
+def _inputs(run: _Run, stage: Stage, stages: Sequence[Stage]) -> tuple[dict[str, str], dict[str, FileRecord]]:
+    """Return the inputs of ``stage``, and the records of those that are files."""
+    inputs = stage_inputs(stage, run.pipeline)
+    files: dict[str, FileRecord] = {}
+    if stage.reads_source:
+        before = load_manifest(run.output / stage.directory)
+        known: Mapping[str, FileRecord] = before.input_files if before else {}
+        files = source_records(run.source, known, run.hasher)
+        inputs |= {f"file {name}": record.sha256 for name, record in files.items()}
+    for needed in stages:
+        if needed.name in stage.needs:
+            manifest = load_manifest(run.output / needed.directory)
+            assert manifest is not None, f"{stage.name} runs after {needed.name}"
+            inputs[f"output of {needed.name}"] = manifest.outputs_sha256()
+    return inputs, files
+
+
+def _bring_up_to_date(
+    run: _Run, stage: Stage, stages: Sequence[Stage], progress: Progress, argv: Sequence[str]
+) -> StageReport:
+    directory = run.output / stage.directory
+    inputs, files = _inputs(run, stage, stages)
+    reason = find_change(directory, inputs, run.hasher)
+    if reason is None:
+        _refresh_records(directory, files, run.hasher)
+        progress.say(f"{stage.name}: current")
+        return StageReport(stage.name, directory, None)
+    progress.say(f"{stage.name}: {reason}")
+    started = time.monotonic()
+    with replace_directory(directory) as partial:
+        with progress.follow(stage.name) as advance:
+            result = stage.run(StageCall(run.pipeline, run.source, run.output, partial, advance))
+        outputs = record_outputs(partial, run.hasher)
+        seconds = round(time.monotonic() - started, 3)
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = Manifest(
+            stage.name, draftline.__version__, inputs, files, outputs, list(argv), seconds, created, asdict(result)
+        )
+        _write_reproduction(run, stage, partial)
+        write_manifest(partial, manifest)
+    progress.say(f"{stage.name}: done in {seconds:.1f} s, {directory}")
+    return StageReport(stage.name, directory, reason, seconds, result)
+
+
+def _refresh_records(directory: Path, files: Mapping[str, FileRecord], hasher: FileHasher) -> None:
+    """Keep the times of equal files that were copied or touched, so that they are not hashed in every run."""
+    manifest = load_manifest(directory)
+    assert manifest is not None, "a current directory has a manifest"
+    fresh = replace(manifest, input_files=files, outputs=record_outputs(directory, hasher))
+    if fresh != manifest:
+        write_manifest(directory, fresh)
+
+
+def _write_reproduction(run: _Run, stage: Stage, directory: Path) -> None:
+    """Write the pipeline, with a checkpoint folder's full path, and the command that makes the stage again from it."""
+    pipeline = run.pipeline
+    if not pipeline.target.checkpoint.startswith("package:"):
+        target = pipeline.target.model_copy(update={"checkpoint": str(run.source.resolve())})
+        pipeline = pipeline.model_copy(update={"target": target})
+    (directory / PIPELINE).write_text(pipeline_text(pipeline), encoding="utf-8")
+    lines = [
+        "#!/bin/sh",
+        f"# Makes the output of the stage {stage.name} again: reproduce.sh [BUILD_DIRECTORY]",
+        "set -eu",
+        'here=$(cd -- "$(dirname -- "$0")" && pwd)',
+        f'exec {shlex.quote(sys.executable)} -m draftline run "$here/{PIPELINE}" --until {stage.name} '
+        '--output "${1:-$here.reproduced}"',
+    ]
+    script = directory / REPRODUCE
+    script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    script.chmod(0o755)

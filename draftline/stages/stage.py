@@ -1,0 +1,52 @@
+"""What a stage is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftline.config import Pipeline
+from draftline.share import SharedFolder
+
+Advance = Callable[[int, int], None]  # how much is done, of how much
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """What a stage works with: it writes into ``destination``, an empty directory beside the other stages' outputs.
+
+    ``source`` is the resolved target checkpoint; ``build_directory`` holds the outputs of earlier stages.
+    """
+
+    pipeline: Pipeline
+    source: Path
+    build_directory: Path
+    destination: Path
+    advance: Advance
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage and all that its output depends on.
+
+    ``settings`` are dotted fields of the pipeline, ``needs`` names earlier stages, ``packages`` distributions,
+    ``modules`` and ``shared`` (folders of ``share_path``) draftline's own code, what that imports included.
+    ``reads_source``: the files of the target checkpoint are an input. ``run`` returns a dataclass, and raises to fail.
+    """
+
+    name: str
+    directory: str
+    run: Callable[[StageCall], Any]
+    settings: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    shared: tuple[SharedFolder, ...] = ()
+    reads_source: bool = False
+
+    def settings_of(self, pipeline: Pipeline) -> Mapping[str, object]:
+        """Return the values of ``settings``."""
+        values = pipeline.values()
+        return {name: values[name] for name in self.settings}
