@@ -2,18 +2,16 @@
 
 Source: the safetensors format: eight bytes of header length, a JSON header, then the tensors without holes. A header
 may be padded with spaces, so the data section of a file written here starts at a multiple of 64 bytes. Holes between
-tensors are forbidden; a tensor therefore starts at a multiple of 64 bytes when the tensors before it are multiples of 64
-bytes long (true of the usual layer sizes), and always at a multiple of its element size when all tensors of the file
-share one dtype, as in a converted checkpoint.
+tensors are forbidden; a tensor therefore starts at a multiple of 64 bytes when the tensors before it are multiples of
+64 bytes long (true of the usual layer sizes), and always at a multiple of its element size when all tensors of the
+file share one dtype, as in a converted checkpoint.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftline.checkpoints.disk_space import check_free_space, disk_full_named
 from draftline.checkpoints.dtypes import SAFETENSORS_CODES, SAFETENSORS_NAMES, numpy_dtype
 from draftline.errors import CheckpointError
 
@@ -128,30 +127,15 @@ def write_safetensors(path: Path, entries: Sequence[TensorEntry], metadata: Mapp
     check_free_space(path, total_bytes)
     temporary = path.with_name(path.name + ".partial")
     try:
-        with temporary.open("wb", buffering=0) as file:
+        with disk_full_named(path, total_bytes), temporary.open("wb", buffering=0) as file:
             _write_all(file.fileno(), header)
             for entry in entries:
                 written = sum(_write_all(file.fileno(), chunk) for chunk in entry.chunks())
                 assert written == _num_bytes(entry.dtype, entry.shape), (entry.name, written)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise _disk_full(path, total_bytes, os.strerror(error.errno)) from error
-        raise
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def check_free_space(path: Path, num_bytes: int) -> None:
-    """Raise CheckpointError unless the disk of ``path``'s folder has ``num_bytes`` free."""
-    free_bytes = shutil.disk_usage(path.parent).free
-    if free_bytes < num_bytes:
-        raise _disk_full(path, num_bytes, f"{free_bytes} bytes free")
-
-
-def _disk_full(path: Path, num_bytes: int, got: str) -> CheckpointError:
-    return CheckpointError(path, f"the disk has room for {num_bytes} bytes", got, "free space or choose another folder")
 
 
 def _write_all(descriptor: int, chunk: bytes | memoryview | NDArray[Any]) -> int:
