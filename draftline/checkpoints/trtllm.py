@@ -1,0 +1,96 @@
+"""Write and read TensorRT-LLM's checkpoint format: ``config.json`` and ``rank0.safetensors``.
+
+Source: TensorRT-LLM's checkpoint documentation and the configuration classes of its LLaMA and Qwen models. Keys that
+TensorRT-LLM has keep its names; the table below is the only place where they are written. It ignores the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.dtypes import EXPONENT_BITS
+from draftline.checkpoints.huggingface_config import FAMILIES, ROPE_TYPES
+from draftline.checkpoints.json_object import load_json
+from draftline.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "rank0.safetensors"
+
+# Our field -> TensorRT-LLM's key, where they differ. `dense_bias`, `sliding_window` and `eos_token_ids` are ours alone.
+KEYS = {"qkv_bias": "attn_bias", "qk_norm": "qk_layernorm"}
+
+# Always the same in what draftline writes.
+FIXED: dict[str, Any] = {
+    "logits_dtype": "float32",
+    "position_embedding_type": "rope_gpt_neox",
+    "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+    "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+    "use_parallel_embedding": False,
+    "embedding_sharding_dim": 0,
+}
+QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+
+_AGAIN = "convert the checkpoint again"
+
+
+def write_checkpoint_config(path: Path, config: CheckpointConfig) -> None:
+    """Write ``config.json``; the file appears under its name only when it is whole."""
+    values: dict[str, Any] = {KEYS.get(name, name): value for name, value in dataclasses.asdict(config).items()}
+    values |= FIXED
+    if config.architecture in QWEN_TYPES:
+        values["qwen_type"] = QWEN_TYPES[config.architecture]
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint_config(directory: Path) -> CheckpointConfig:
+    """Read the ``config.json`` of a converted checkpoint.
+
+    Raises:
+        CheckpointError: the folder is not a converted checkpoint, a key is missing or wrong, or the checkpoint is
+            quantised or split over several ranks.
+    """
+    raw = load_json(directory / CONFIG_FILE)
+    if not (directory / WEIGHTS_FILE).is_file():
+        raise CheckpointError(directory, f"a converted checkpoint holds {WEIGHTS_FILE}", "no such file", _AGAIN)
+    for key in ("mapping", "quantization"):
+        if raw.get(key) != FIXED[key]:
+            raise raw.error(key, f"{json.dumps(FIXED[key])}", raw.get(key), "convert for one rank, not quantised")
+    for key, allowed in (("architecture", FAMILIES), ("dtype", EXPONENT_BITS)):
+        if raw.text(key) not in allowed:
+            raise raw.error(key, f"one of {', '.join(allowed)}", raw.get(key), _AGAIN)
+    scaling = raw.get("rotary_scaling")
+    if scaling is not None and not (isinstance(scaling, dict) and scaling.get("rope_type") in ROPE_TYPES):
+        raise raw.error("rotary_scaling", f"null or of a rope_type among {', '.join(ROPE_TYPES)}", scaling, _AGAIN)
+    return CheckpointConfig(
+        architecture=raw.text("architecture"),
+        dtype=raw.text("dtype"),
+        vocab_size=raw.integer("vocab_size"),
+        hidden_size=raw.integer("hidden_size"),
+        num_hidden_layers=raw.integer("num_hidden_layers"),
+        num_attention_heads=raw.integer("num_attention_heads"),
+        num_key_value_heads=raw.integer("num_key_value_heads"),
+        head_size=raw.integer("head_size"),
+        intermediate_size=raw.integer("intermediate_size"),
+        norm_epsilon=raw.number("norm_epsilon"),
+        rotary_base=raw.number("rotary_base"),
+        max_position_embeddings=raw.integer("max_position_embeddings"),
+        hidden_act=raw.text("hidden_act"),
+        rotary_scaling=scaling,
+        qkv_bias=raw.flag(KEYS["qkv_bias"]),
+        dense_bias=raw.flag("dense_bias"),
+        mlp_bias=raw.flag("mlp_bias"),
+        qk_norm=raw.flag(KEYS["qk_norm"]),
+        share_embedding_table=raw.flag("share_embedding_table"),
+        sliding_window=raw.optional_integer("sliding_window"),
+        eos_token_ids=raw.integers("eos_token_ids"),
+    )
