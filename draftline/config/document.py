@@ -39,11 +39,12 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
     Raises: PipelineErrors where the file is absent, not UTF-8, not YAML, or not a mapping.
     """
     document = Document(path)
-    loader = yaml.SafeLoader(_read_text(path))
+    text = _read_text(path)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            got = "an empty file" if node is None else _scalar(loader, node)
+            got = "an empty file" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a text"
             raise _single(f"{path}:1", "a pipeline file is a mapping", got, "start from a file in pipelines/")
         for name, line, value in _entries(document, loader, node, ""):
             document.places[name] = f"{path}:{line}"
@@ -60,10 +61,12 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
         line = mark.line + 1 if mark else 1
         raise _single(f"{path}:{line}", "is YAML", error.problem, "correct the line or the one before") from error
     except yaml.reader.ReaderError as error:
-        got = f"the character {error.character!r} at position {error.position}"
-        raise _single(f"{path}:1", "is YAML text", got, "remove the character") from error
-    finally:
-        loader.dispose()
+        line = text[: error.position].count("\n") + 1
+        got = f"the character {chr(error.character)!r}"
+        raise _single(f"{path}:{line}", "is YAML text", got, "remove the character") from error
+    except RecursionError as error:
+        cure = "start from a file in pipelines/"
+        raise _single(str(path), "has blocks with keys, no deeper", "a deep nest", cure) from error
     for number, override in enumerate(overrides, 1):
         _apply_override(document, f"override {number}", override)
     return document
@@ -130,15 +133,13 @@ def _apply_override(document: Document, place: str, override: str) -> None:
     if document.places.get(name, "").startswith("override"):
         document.report(name, "is overridden once", f"{document.places[name]} as well", "remove one", place)
         return
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         value = None if node is None else _scalar(loader, node)
     except yaml.YAMLError:
         document.report(name, "the value is a YAML scalar", text, "put it in quotes", place)
         return
-    finally:
-        loader.dispose()
     document.places[name] = place
     if not block:
         document.values[name] = value

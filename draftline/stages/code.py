@@ -22,18 +22,18 @@ def code_sha256(modules: Iterable[str], shared: Iterable[SharedFolder] = ()) -> 
     """
     files: dict[str, Path] = {}
     waiting = list(modules)
-    for name in shared:
-        folder = share_path(name)
+    for shared_folder in shared:
+        folder = share_path(shared_folder)
         for path in _files(folder):
-            files[f"{name}/{path.relative_to(folder)}"] = path
+            files[f"{shared_folder}/{path.relative_to(folder)}"] = path
             waiting += imported_modules(path) if path.suffix == ".py" else ()
     while waiting:
         module = waiting.pop()
-        path = module_path(module)
-        if path is None or module in files or module.startswith(ABOVE_THE_WORK):
+        file = module_path(module)
+        if file is None or module in files or module.startswith(ABOVE_THE_WORK):
             continue
-        files[module] = path
-        waiting += imported_modules(path)
+        files[module] = file
+        waiting += imported_modules(file)
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         content = path.read_bytes()

@@ -1,0 +1,53 @@
+"""The printed reference, and the pipeline files of the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftline.config import check_runnable, load_pipeline
+from draftline.config.reference import describe_values, write_reference
+from draftline.config.schema import BLOCKS
+from draftline.errors import PipelineErrors
+from draftline.share import share_path
+
+FILES = sorted(share_path("pipelines").glob("*.yaml"))
+
+
+def test_the_readme_is_the_reference() -> None:
+    path = share_path("pipelines") / "README.md"
+    assert path.read_text() == write_reference(), "draftline show --fields > pipelines/README.md"
+
+
+def test_every_field_is_described() -> None:
+    for name, block in BLOCKS.items():
+        for key, field in block.model_fields.items():
+            assert field.description, f"{name}.{key}"
+            assert describe_values(f"{name}.{key}")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) -> None:
+    pipeline = load_pipeline(path)
+    assert pipeline.name == path.stem
+    assert path.read_text().splitlines()[0] == f"# draftline run pipelines/{path.name}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields"),
+    [
+        ([], []),
+        (["draft.method=ngram"], ["draft"]),
+        (["engine.backend=tensorrt"], ["engine.backend"]),
+        (["target.dtype=float16", "kv_cache.dtype=bfloat16"], ["target.dtype", "kv_cache.dtype"]),
+    ],
+)
+def test_what_this_version_cannot_run(overrides: list[str], fields: list[str]) -> None:
+    pipeline = load_pipeline(FILES[0], overrides)
+    if not fields:
+        check_runnable(pipeline)
+        return
+    with pytest.raises(PipelineErrors) as caught:
+        check_runnable(pipeline)
+    assert [problem.where.split(": ")[1] for problem in caught.value.problems] == fields
