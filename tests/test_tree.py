@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftline.errors import DraftlineError
+from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets, unpack_mask
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[int]:
+    num_nodes = draw(st.integers(1, 70))
+    return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, num_nodes))]
+
+
+@given(trees())
+def test_a_node_attends_to_itself_and_its_ancestors(parents: list[int]) -> None:
+    mask = build_tree_mask(parents)
+    for node in range(len(parents)):
+        path, ancestor = set(), node
+        while ancestor >= 0:
+            path.add(ancestor)
+            ancestor = parents[ancestor]
+        assert set(np.flatnonzero(mask[node]).tolist()) == path
+        assert position_offsets(parents)[node] == len(path) - 1
+
+
+@given(trees())
+def test_packing_is_lossless_and_little_endian(parents: list[int]) -> None:
+    mask = build_tree_mask(parents)
+    packed = pack_mask(mask)
+    assert packed.dtype == np.int32
+    assert packed.shape == (len(parents), -(-len(parents) // 32))
+    assert np.array_equal(unpack_mask(packed, len(parents)), mask)
+    for row, column in np.argwhere(mask)[:50].tolist():
+        assert int(packed[row, column // 32]) >> (column % 32) & 1 == 1
+
+
+def test_a_chain_is_causal() -> None:
+    assert np.array_equal(build_tree_mask(chain_parents(40)), np.tri(40, dtype=bool))
+    assert position_offsets(chain_parents(4)).tolist() == [0, 1, 2, 3]
+    assert pack_mask(build_tree_mask(chain_parents(33)))[31:].tolist() == [[-1, 0], [-1, 1]]
+
+
+@pytest.mark.parametrize("parents", [[], [0], [-1, -1], [-1, 1], [-1, 0, 5], [[-1]]])
+def test_bad_parents_are_refused(parents: list[int]) -> None:
+    with pytest.raises(DraftlineError, match=r"parents\[0\] is -1"):
+        build_tree_mask(parents)
