@@ -40,8 +40,9 @@ class Metrics:
 class Output:
     """What one step emitted for a request. The last one has a ``finish_reason`` and ``metrics``.
 
-    ``token_ids`` are new since the previous output and never hold the end id. ``text`` is the new text (None where the
-    request has no ``TextStream``); it is cut before a stop word. ``error`` is set with finish reason ``error``.
+    ``token_ids`` are new since the previous output and never hold the end id; they do hold the token that completes a
+    stop word. ``text`` is the new text that is safe to show (None where the request has no ``TextStream``), cut before
+    a stop word. ``error`` is set with finish reason ``error``.
     """
 
     request_id: str
@@ -54,7 +55,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue. ``on_output`` is called from the engine's thread, once per step that emitted something."""
+    """One prompt to continue, by at most ``max_tokens`` tokens; it ends before the first of ``end_ids``.
+
+    ``on_output`` is called in the engine's thread, once per step that emitted something; it must be quick and must not
+    raise (that stops the engine). ``text_stream`` is used by this request alone.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]

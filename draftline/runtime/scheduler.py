@@ -1,0 +1,153 @@
+"""Who runs in the next step, and on which blocks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from draftline.block_pool import ROOT_BLOCK, BlockPool
+from draftline.runtime.limits import EngineLimits
+from draftline.runtime.sequence import Sequence
+from draftline.runtime.step_builder import StepBuilder
+
+
+class Scheduler:
+    """First come, first served; decode before prefill; the youngest gives way.
+
+    Invariant: every running sequence arrived before every waiting one, and both are in order of arrival. Admission
+    takes the head of the waiting ones, preemption the tail of the running ones, so the oldest always makes progress.
+    """
+
+    def __init__(self, limits: EngineLimits, *, prefix_cache: bool) -> None:
+        self.limits = limits
+        self.pool = BlockPool(limits.max_blocks, limits.block_size, prefix_cache=prefix_cache)
+        self.builder = StepBuilder(limits)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self._blocked_at_release = -1  # pool.num_releases when the head of the waiting ones last failed to fit
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Sequence]:
+        """Choose the sequences of the next step and set their ``num_scheduled``; every scheduled token has a slot.
+
+        One token of each decoding sequence first; then prefill chunks, oldest first, in what is left of
+        ``max_num_tokens``; then new sequences while they fit. Empty only when there is nothing to do.
+        """
+        num_preemptions = self.num_preemptions
+        scheduled = self._schedule_decode()
+        budget = self.limits.max_num_tokens - len(scheduled)
+        for sequence in self.running:
+            if sequence.num_pending > 1 and budget > 0:
+                budget -= self._schedule_prefill(sequence, budget, scheduled)
+        # What was just taken from one must not be given to another that would lose it again.
+        if self.num_preemptions == num_preemptions:
+            while budget > 0 and self._admit_next():
+                budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
+        assert scheduled or not (self.running or self.waiting), "the oldest sequence always makes progress"
+        return scheduled
+
+    def commit(self, sequences: list[Sequence]) -> None:
+        """Count the scheduled tokens as committed, and publish the blocks they filled."""
+        block_size = self.limits.block_size
+        for sequence in sequences:
+            sequence.num_committed += sequence.num_scheduled
+            sequence.num_scheduled = 0
+            while (sequence.num_published_blocks + 1) * block_size <= sequence.num_committed:
+                index = sequence.num_published_blocks
+                block_id = sequence.block_ids[index]
+                parent = sequence.block_ids[index - 1] if index else ROOT_BLOCK
+                token_ids = sequence.token_ids[index * block_size : (index + 1) * block_size]
+                canonical = self.pool.publish(block_id, parent, token_ids)
+                if canonical != block_id:
+                    self.builder.replace_block(sequence, index, canonical)
+                sequence.num_published_blocks += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, running or waiting, and release its blocks."""
+        if sequence.seat >= 0:
+            self.running.remove(sequence)
+            self._vacate(sequence)
+        else:
+            self.waiting.remove(sequence)
+            self._blocked_at_release = -1
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free + used == total and no block is in two tables that do not share it."""
+        self.pool.check_integrity([sequence.block_ids for sequence in self.running])
+
+    def _schedule_decode(self) -> list[Sequence]:
+        scheduled: list[Sequence] = []
+        index = 0
+        while index < len(self.running):  # a preemption shortens the list, at its tail
+            sequence = self.running[index]
+            if sequence.num_pending == 1 and self._cover_next_token(sequence):
+                sequence.num_scheduled = 1
+                scheduled.append(sequence)
+            index += 1
+        return scheduled
+
+    def _cover_next_token(self, sequence: Sequence) -> bool:
+        """Give the sequence a slot for its next token; False when it had to give way itself."""
+        if sequence.num_committed < len(sequence.block_ids) * self.limits.block_size:
+            return True
+        while self.pool.num_free_blocks == 0:
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        self._allocate(sequence, 1)
+        return True
+
+    def _schedule_prefill(self, sequence: Sequence, budget: int, scheduled: list[Sequence]) -> int:
+        sequence.num_scheduled = min(sequence.num_pending, budget)
+        scheduled.append(sequence)
+        return sequence.num_scheduled
+
+    def _admit_next(self) -> bool:
+        """Let the head of the waiting ones run if all its tokens fit, beside one more block for each running one."""
+        if not self.waiting or len(self.running) == self.limits.max_batch_size:
+            return False
+        if self._blocked_at_release == self.pool.num_releases:
+            return False
+        sequence, block_size = self.waiting[0], self.limits.block_size
+        # The last token is always computed again: its row is the one the next token is drawn from.
+        token_ids = sequence.token_ids[: sequence.num_tokens - 1]
+        shared = self.pool.find_prefix(token_ids, token_ids.size // block_size)
+        self.pool.acquire(shared)
+        num_new_blocks = -(-sequence.num_tokens // block_size) - len(shared)
+        if num_new_blocks + len(self.running) > self.pool.num_free_blocks:
+            self.pool.release(shared)
+            self._blocked_at_release = self.pool.num_releases
+            return False
+        self.waiting.popleft()
+        self.running.append(sequence)
+        self.builder.take_seat(sequence)
+        self.builder.append_blocks(sequence, shared)
+        self._allocate(sequence, num_new_blocks)
+        sequence.num_committed = len(shared) * block_size
+        sequence.num_published_blocks = len(shared)
+        sequence.num_reused_blocks += len(shared)
+        sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or time.time_ns()
+        self.num_cached_tokens += sequence.num_committed
+        return True
+
+    def _allocate(self, sequence: Sequence, num_blocks: int) -> None:
+        self.builder.append_blocks(sequence, self.pool.allocate(num_blocks))
+        sequence.num_allocated_blocks += num_blocks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the blocks of the youngest running sequence; it keeps its tokens and computes their KV again."""
+        self.running.remove(sequence)
+        self._vacate(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        self.builder.leave_seat(sequence)
+        sequence.block_ids = []
+        sequence.num_committed = sequence.num_scheduled = sequence.num_published_blocks = 0

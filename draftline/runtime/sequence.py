@@ -1,0 +1,125 @@
+"""A request being served: its tokens, its blocks, and what it has emitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.runtime.request import FinishReason, Metrics, Output, Request
+
+
+class Sequence:
+    """The mutable state of one request; owned by the engine's thread.
+
+    ``token_ids[:num_tokens]`` is the prompt and the answer so far. Of these, the KV of the first ``num_committed`` is
+    in the pool, and ``num_scheduled`` more are in the step being run:
+
+        0 ........ num_committed ........ + num_scheduled ........ num_tokens ........ prompt + max_tokens
+          in pool                in step                  pending               not yet drawn
+
+    ``num_pending`` 1 means decode, more means prefill (of a prompt, or again after a preemption).
+    """
+
+    __slots__ = (
+        "arrival_time_ns",
+        "block_ids",
+        "first_scheduled_time_ns",
+        "first_token_time_ns",
+        "is_finished",
+        "last_token_time_ns",
+        "num_allocated_blocks",
+        "num_committed",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_reused_blocks",
+        "num_scheduled",
+        "num_tokens",
+        "request",
+        "seat",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, prompt_ids: NDArray[np.int32], arrival_time_ns: int) -> None:
+        self.request = request
+        self.num_prompt_tokens = self.num_tokens = prompt_ids.size
+        self.token_ids = np.empty(prompt_ids.size + request.max_tokens, dtype=np.int32)
+        self.token_ids[: prompt_ids.size] = prompt_ids
+        self.num_committed = self.num_scheduled = self.num_published_blocks = 0
+        self.block_ids: list[int] = []
+        self.seat = -1
+        self.is_finished = False
+        self.num_allocated_blocks = self.num_reused_blocks = 0
+        self.arrival_time_ns = arrival_time_ns
+        self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_committed
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the step being run reaches the last token, so that the next one is drawn."""
+        return self.num_committed + self.num_scheduled == self.num_tokens
+
+    def extend(self, sampled_ids: Iterable[int]) -> Output:
+        """Append the tokens a step drew, up to the first reason to finish, and return what they emit.
+
+        The end id is neither kept nor emitted. The token that completes a stop word is kept; the text ends before the
+        word. Tokens after the finishing one are dropped.
+        """
+        stream, end_ids = self.request.text_stream, self.request.end_ids
+        first, pieces = self.num_tokens, []
+        finish_reason: FinishReason | None = None
+        for token_id in sampled_ids:
+            if token_id in end_ids:
+                finish_reason = "end_id"
+                break
+            self.token_ids[self.num_tokens] = token_id
+            self.num_tokens += 1
+            if stream is not None:
+                pieces.append(stream.push((token_id,)))
+                if stream.stopped:
+                    finish_reason = "stop_words"
+                    break
+            if self.num_output_tokens == self.request.max_tokens:
+                finish_reason = "max_tokens"
+                break
+        if self.num_tokens > first:
+            self.last_token_time_ns = time.time_ns()
+            self.first_token_time_ns = self.first_token_time_ns or self.last_token_time_ns
+        if finish_reason is not None and stream is not None:
+            pieces.append(stream.finish())
+        text = None if stream is None else "".join(pieces)
+        return self._output(tuple(self.token_ids[first : self.num_tokens].tolist()), text, finish_reason, None)
+
+    def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:
+        """Finish without a further token; text that is held back is dropped."""
+        return self._output((), None if self.request.text_stream is None else "", finish_reason, error)
+
+    def _output(
+        self, token_ids: tuple[int, ...], text: str | None, finish_reason: FinishReason | None, error: str | None
+    ) -> Output:
+        if finish_reason is None:
+            return Output(self.request.request_id, token_ids, text)
+        self.is_finished = True
+        return Output(self.request.request_id, token_ids, text, finish_reason, error, self._metrics())
+
+    def _metrics(self) -> Metrics:
+        return Metrics(
+            num_input_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            arrival_time_ns=self.arrival_time_ns,
+            first_scheduled_time_ns=self.first_scheduled_time_ns,
+            first_token_time_ns=self.first_token_time_ns,
+            last_token_time_ns=self.last_token_time_ns,
+            kv_cache_alloc_total_blocks=self.num_allocated_blocks + self.num_reused_blocks,
+            kv_cache_alloc_new_blocks=self.num_allocated_blocks,
+            kv_cache_reused_blocks=self.num_reused_blocks,
+        )

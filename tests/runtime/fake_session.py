@@ -1,0 +1,117 @@
+"""A model whose next token is a hash of every token it can see through its own KV pool, and of nothing else.
+
+A wrong block table, slot, position, context length or commit therefore changes the answer; ``answer`` computes what a
+request must get, without any pool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.runtime.request import Request
+from draftline.sampling import uniform
+from draftline.sessions.protocol import StepBatch, StepResult
+
+
+def next_token(context: NDArray[np.int32], temperature: float, number: float, vocab_size: int) -> int:
+    drawn = int(number * 2**24) if temperature > 0 else -1
+    key = context.astype(np.int32).tobytes() + drawn.to_bytes(8, "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % vocab_size
+
+
+def answer(request: Request, vocab_size: int) -> list[int]:
+    """Compute the tokens of a request served alone (stop words aside)."""
+    tokens = list(request.prompt_ids)
+    sampling = request.sampling
+    for _ in range(request.max_tokens):
+        number = float(uniform(sampling.seed, len(tokens)))
+        token_id = next_token(np.array(tokens, dtype=np.int32), sampling.temperature, number, vocab_size)
+        if token_id in request.end_ids:
+            break
+        tokens.append(token_id)
+    return tokens[len(request.prompt_ids) :]
+
+
+class FakeSession:
+    """Checks the runtime's side of the contract and serves ``next_token``."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int, max_num_tokens: int) -> None:
+        self.vocab_size = vocab_size
+        self.max_num_tokens = max_num_tokens
+        self.num_forwards = 0
+        self.batches: list[StepBatch] = []
+        self.keep_batches = False
+        self.failures: list[Exception] = []
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._pool = np.full((num_blocks * block_size, 2), -1, dtype=np.int32)  # (token, position) of each slot
+        self._last: StepBatch | None = None
+
+    def forward(self, batch: StepBatch) -> StepResult:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.num_forwards += 1
+        if self.keep_batches:
+            self.batches.append(batch)
+        self._check(batch)
+        self._last = batch
+        sampled = [self._sample(batch, index, row) for index, row in enumerate(batch.sample_rows.tolist())]
+        return StepResult(np.array(sampled, dtype=np.int32))
+
+    def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        assert self._last is not None, "a commit follows a forward"
+        assert rows.dtype == slots.dtype == np.int64
+        assert rows.shape == slots.shape
+        assert len(set(slots.tolist())) == slots.size, "two rows are written to one slot"
+        assert np.all((rows >= 0) & (rows < self._last.input_ids.size))
+        assert np.all((slots >= 0) & (slots < self._num_blocks * self._block_size))
+        self._pool[slots, 0] = self._last.input_ids[rows]
+        self._pool[slots, 1] = self._last.position_ids[rows]
+        self._last = None
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, batch: StepBatch) -> None:
+        num_tokens, num_sequences = batch.input_ids.size, batch.context_lengths.size
+        arrays: Sequence[NDArray[np.int32]] = (
+            batch.input_ids,
+            batch.position_ids,
+            batch.sequence_starts,
+            batch.context_lengths,
+            batch.block_table,
+            batch.sample_rows,
+            batch.top_k,
+        )
+        assert all(array.dtype == np.int32 for array in arrays)
+        assert 0 < num_tokens <= self.max_num_tokens
+        assert batch.sequence_starts.shape == (num_sequences + 1,)
+        assert batch.sequence_starts[0] == 0
+        assert batch.sequence_starts[-1] == num_tokens
+        assert np.all(np.diff(batch.sequence_starts) > 0)
+        assert batch.packed_mask is None
+        assert batch.block_table.shape[0] == num_sequences
+        assert np.all((batch.block_table >= -1) & (batch.block_table < self._num_blocks))
+        assert np.all((batch.sample_rows >= 0) & (batch.sample_rows < num_tokens))
+        sampling = (batch.temperature, batch.top_k, batch.top_p, batch.uniform)
+        assert all(array.shape == batch.sample_rows.shape for array in sampling)
+        for index in range(num_sequences):
+            first, last = batch.sequence_starts[index : index + 2].tolist()
+            context_length = int(batch.context_lengths[index])
+            expected = np.arange(context_length, context_length + last - first)
+            assert np.array_equal(batch.position_ids[first:last], expected)
+
+    def _sample(self, batch: StepBatch, index: int, row: int) -> int:
+        sequence = int(np.searchsorted(batch.sequence_starts, row, side="right")) - 1
+        positions = np.arange(int(batch.context_lengths[sequence]))
+        blocks = batch.block_table[sequence, positions // self._block_size].astype(np.int64)
+        assert np.all(blocks >= 0), "the block table covers the context"
+        committed = self._pool[blocks * self._block_size + positions % self._block_size]
+        assert np.array_equal(committed[:, 1], positions), "a slot holds another position"
+        in_step = batch.input_ids[int(batch.sequence_starts[sequence]) : row + 1]
+        context = np.concatenate([committed[:, 0], in_step])
+        return next_token(context, float(batch.temperature[index]), float(batch.uniform[index]), self.vocab_size)
