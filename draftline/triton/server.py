@@ -1,0 +1,244 @@
+"""The server process: start, readiness, drain, stop."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from draftline.errors import ArtifactError, ServerError
+from draftline.sessions.engine_config import load_engine_config
+from draftline.triton.control import ServerControl
+from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
+from draftline.triton.repository import SERVE_FILE
+from draftline.triton.tritonserver import find_tritonserver
+
+CONTROL_KEY = "draftline-control"
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Ports:
+    http: int
+    grpc: int
+    metrics: int
+
+
+class TritonServer:
+    """A ``tritonserver`` process over a model repository; a context manager that starts and stops it.
+
+    Must be started from a thread that outlives it: the process dies with that thread (no orphan is ever left).
+    """
+
+    def __init__(self, repository: Path, *, host: str, ports: Ports, log_file: Path) -> None:
+        self.host, self.ports, self.log_file = host, ports, log_file
+        self._repository = repository
+        self._control_id = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run_directory: Path | None = None
+        self._control = ServerControl(host, ports, CONTROL_KEY, self._control_id)
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout_seconds: float = 120.0, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Start the server and wait until every model answers.
+
+        **Raises** ServerError where a port is taken, a model does not load, or the server is not ready in time.
+        """
+        for field, port in vars(self.ports).items():
+            check_port_free(self.host, port, f"serve.{field}_port")
+        self._run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
+        try:
+            self._launch()
+            self._wait_until_ready(timeout_seconds, interrupted)
+        except BaseException:
+            self.kill()
+            raise
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, drain_seconds: float = 20.0, exit_seconds: float = 10.0) -> int:
+        """Stop cleanly and return the exit code of the process.
+
+        New requests are refused; running ones have ``drain_seconds`` to finish, then they end with an error; a process
+        that outlasts ``exit_seconds`` more is killed.
+        """
+        process = self._process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            self._control.refuse_requests()
+            if not self._control.wait_until_idle(drain_seconds):
+                self._control.end_requests()
+                self._control.wait_until_idle(exit_seconds)
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(exit_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        exit_code = process.wait()
+        self._remove_run_directory()
+        return exit_code
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._remove_run_directory()
+
+    def _remove_run_directory(self) -> None:
+        self._process = None
+        if self._run_directory is not None:
+            shutil.rmtree(self._run_directory)
+            self._run_directory = None
+
+    def _launch(self) -> None:
+        assert self._run_directory is not None
+        program = find_tritonserver(self._run_directory)
+        secret = f"{CONTROL_KEY}={self._control_id}"
+        arguments = [
+            *program.arguments,
+            f"--model-repository={self._repository}",
+            # Loading and unloading models is how draining works; nobody else may (a model is code).
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            f"--http-restricted-api=model-repository:{secret}",
+            f"--grpc-restricted-protocol=model-repository:{secret}",
+            "--disable-auto-complete-config",
+            f"--http-address={self.host}",
+            f"--grpc-address={self.host}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-port={self.ports.metrics}",
+            "--allow-gpu-metrics=false",
+            "--exit-timeout-secs=5",
+            f"--backend-config=python,shm-region-prefix-name=draftline_{os.getpid()}_{self.ports.http}_",
+        ]
+        environment = dict(program.environment, **{CONTROL_ID_VARIABLE: self._control_id})
+        with self.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us: we drain first
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+
+    def _wait_until_ready(self, timeout_seconds: float, interrupted: Callable[[], bool]) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_seconds
+        while not self._control.is_ready():
+            if self._process.poll() is not None:
+                got = f"exit code {self._process.returncode}: {self._read_problem()}"
+                raise ServerError("tritonserver", "must load every model", got, f"read {self.log_file}")
+            if interrupted():
+                raise ServerError("tritonserver", "must be ready before it is stopped", "a signal", "start it again")
+            if time.monotonic() > deadline:
+                got = f"{timeout_seconds:.0f} s without: {self._read_problem()}"
+                raise ServerError("tritonserver", "must be ready in time", got, f"read {self.log_file}")
+            time.sleep(0.05)
+
+    def _read_problem(self) -> str:
+        return find_problem(self.log_file.read_text("utf-8", "replace"))
+
+
+def find_problem(log: str) -> str:
+    """Return the lines of a Triton log that say what went wrong, most telling first, on one line."""
+    errors = [line for line in log.splitlines() if line.startswith("E") and line[1:5].isdigit()]
+    told = [line.split("] ", 1)[-1].strip('"') for line in errors]
+    failures = [line for line in told if "failed to load" in line] or told
+    return "; ".join(dict.fromkeys(failures[:3])) or (log.splitlines() or ["no log"])[-1]
+
+
+def check_port_free(host: str, port: int, field: str) -> None:
+    """Raise ServerError where ``port`` is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            cure = f"choose another {field} or stop what listens there"
+            raise ServerError(field, f"must be free on {host}", f"{port} ({error.strerror})", cure) from None
+
+
+def serve(
+    build_directory: Path,
+    *,
+    http_port: int | None = None,
+    grpc_port: int | None = None,
+    metrics_port: int | None = None,
+) -> int:
+    """Serve a build in the foreground until SIGTERM or SIGINT; return the exit code.
+
+    Ports default to those of the packaged pipeline.
+    """
+    load_engine_config(build_directory / "engine")  # an engine of another version is refused before anything starts
+    repository = build_directory / "model_repository"
+    if not (repository / SERVE_FILE).is_file():
+        raise ArtifactError(repository, f"must hold {SERVE_FILE}", "no such file", "run the package stage first")
+    packaged = json.loads((repository / SERVE_FILE).read_text("utf-8"))
+    ports = Ports(
+        http=packaged["http_port"] if http_port is None else http_port,
+        grpc=packaged["grpc_port"] if grpc_port is None else grpc_port,
+        metrics=packaged["metrics_port"] if metrics_port is None else metrics_port,
+    )
+    stopped = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server = TritonServer(
+            repository.resolve(), host=packaged["host"], ports=ports, log_file=build_directory / "tritonserver.log"
+        )
+        server.start(interrupted=stopped.is_set)
+        host = packaged["host"]
+        print(
+            f"{packaged['name']} is ready: http://{host}:{ports.http}/v2/models/ensemble/generate_stream"
+            f" grpc {host}:{ports.grpc} metrics http://{host}:{ports.metrics}/metrics",
+            flush=True,
+        )
+        while server.is_running() and not stopped.wait(0.2):
+            pass
+        return _finish(server, asked=stopped.is_set())
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _finish(server: TritonServer, *, asked: bool) -> int:
+    exit_code = server.stop()
+    if not asked:
+        raise ServerError("tritonserver", "must run until stopped", f"exit code {exit_code}", f"read {server.log_file}")
+    return 0
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork: the child must not import or allocate much
+
+    def die_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the line above
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die_with_parent
