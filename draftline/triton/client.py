@@ -1,0 +1,231 @@
+"""A client of the ensemble over gRPC."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+from draftline.errors import DraftlineError, RequestError, ServerError
+from draftline.triton.chat import ChatTemplate
+
+_Inputs = dict[str, tuple[str, Sequence[Any] | None]]  # name -> datatype and values; None = leave it out
+_CONTENTS = {
+    "BYTES": "bytes_contents",
+    "INT32": "int_contents",
+    "FP32": "fp32_contents",
+    "UINT64": "uint64_contents",
+    "BOOL": "bool_contents",
+}
+_ERROR = re.compile(
+    r"(?:in ensemble '[^']*', )?(?P<where>.+?): (?P<rule>.+?); got (?P<got>.+); (?P<cure>.+)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New text of an answer, and how many tokens the answer has so far."""
+
+    text: str
+    num_output_tokens: int
+
+
+class Client:
+    """Talk to the ensemble of a draftline server, or of any server with the classic contract.
+
+    One instance serves any number of threads. A context manager; ``close`` ends the connection.
+    """
+
+    def __init__(self, url: str = "127.0.0.1:8001") -> None:
+        self._url = url
+        self._channel = grpc.insecure_channel(url, options=[("grpc.max_receive_message_length", -1)])
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._chat_template: ChatTemplate | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; streams that are still open end with it."""
+        self._channel.close()
+
+    def ready(self, timeout_seconds: float = 5.0) -> bool:
+        """Return whether the server is there and its ensemble is loaded."""
+        request = service_pb2.ModelReadyRequest(name="ensemble")
+        try:
+            return bool(self._stub.ModelReady(request, timeout=timeout_seconds).ready)
+        except grpc.RpcError:
+            return False
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop_words: Sequence[str] = (),
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """Return the whole answer, without the prompt; an answer that was cancelled is as long as it got.
+
+        Raises: RequestError where the server refuses the request; ServerError where it does not answer.
+        """
+        return "".join(
+            self.stream(
+                prompt,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                stop_words=stop_words,
+                request_id=request_id,
+                timeout_seconds=timeout_seconds,
+            )
+        )
+
+    def stream(self, prompt: str, **options: Any) -> Generator[str, None, None]:
+        """Yield the answer as it grows; ``options`` are those of ``generate``. Closing the iterator cancels."""
+        chunks = self.stream_chunks(prompt, **options)
+        try:
+            for chunk in chunks:
+                if chunk.text:
+                    yield chunk.text
+        finally:
+            chunks.close()
+
+    def stream_chunks(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop_words: Sequence[str] = (),
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """Yield every response of the server: ``stream`` with token counts. Closing the iterator cancels."""
+        request_id = request_id or uuid.uuid4().hex
+        inputs: _Inputs = {
+            "text_input": ("BYTES", [prompt.encode("utf-8")]),
+            "max_tokens": ("INT32", [max_tokens]),
+            "temperature": ("FP32", _optional(temperature)),
+            "top_k": ("INT32", _optional(top_k)),
+            "top_p": ("FP32", _optional(top_p)),
+            "seed": ("UINT64", _optional(seed)),
+            "stop_words": ("BYTES", [word.encode("utf-8") for word in stop_words] or None),
+            "stream": ("BOOL", [True]),
+            "exclude_input_in_output": ("BOOL", [True]),
+            "return_num_output_tokens": ("BOOL", [True]),
+        }
+        responses = self._stream(_build_request("ensemble", request_id, inputs), timeout_seconds)
+        is_complete = False
+        try:
+            for response in responses:
+                yield _read_chunk(response)
+            is_complete = True
+        except DraftlineError:
+            is_complete = True  # the server ended it
+            raise
+        finally:
+            responses.close()
+            if not is_complete:
+                self.cancel(request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """End a running request; its stream ends. Nothing happens where no request has this id.
+
+        A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told.
+        """
+        row = ("INT32", [1])
+        inputs: _Inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, "stop": ("BOOL", [True])}
+        for _ in self._stream(_build_request("tensorrt_llm", request_id, inputs), timeout_seconds=10.0):
+            pass
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt for chat messages, by the chat template the server publishes.
+
+        Raises: RequestError where the model has no chat template or the template refuses the messages.
+        """
+        if self._chat_template is None:
+            request = service_pb2.ModelConfigRequest(name="preprocessing")
+            try:
+                config = self._stub.ModelConfig(request, timeout=10.0).config
+            except grpc.RpcError as error:
+                raise self._unreachable(error) from error
+            parameters = {key: value.string_value for key, value in config.parameters.items()}
+            self._chat_template = ChatTemplate.from_parameters(parameters)
+        return self._chat_template.render(messages)
+
+    def _stream(self, request: Any, timeout_seconds: float | None) -> Generator[Any, None, None]:
+        """Yield the responses of one request up to its final one; closing the iterator ends the stream."""
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_seconds)
+        try:
+            for response in call:
+                if response.error_message:
+                    raise _read_error(response.error_message)
+                result = response.infer_response
+                if result.raw_output_contents:
+                    yield result
+                if result.parameters["triton_final_response"].bool_param:
+                    return
+            raise ServerError(self._url, "must finish its answer", "an end without a final response", "ask again")
+        except grpc.RpcError as error:
+            raise self._unreachable(error) from error
+        finally:
+            call.cancel()
+
+    def _unreachable(self, error: grpc.RpcError) -> ServerError:
+        return ServerError(
+            self._url, "must answer", f"{error.code().name}: {error.details()}", "start it with draftline serve"
+        )
+
+
+def _optional(value: float | None) -> list[float] | None:
+    return None if value is None else [value]
+
+
+def _build_request(model: str, request_id: str, inputs: _Inputs) -> Any:
+    request: Any = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, (datatype, values) in inputs.items():
+        if values is None:
+            continue
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=[1, len(values)])
+        getattr(tensor.contents, _CONTENTS[datatype]).extend(values)
+    return request
+
+
+def _read_chunk(response: Any) -> Chunk:
+    result = InferResult(response)
+    text, num_tokens = result.as_numpy("text_output"), result.as_numpy("num_output_tokens")
+    assert text is not None
+    assert num_tokens is not None
+    return Chunk(text.ravel()[0].decode("utf-8"), int(num_tokens.ravel()[0]))
+
+
+def _read_error(message: str) -> DraftlineError:
+    """Turn the server's message back into the error the model raised."""
+    match = _ERROR.fullmatch(message)
+    if match is None:
+        return ServerError("server", "must answer the request", message, "read the server's log")
+    kind = ServerError if match["where"] == "server" else RequestError
+    return kind(match["where"], match["rule"], match["got"], match["cure"])
