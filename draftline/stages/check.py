@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from draftline.errors import CheckpointError
+from draftline.errors import CheckpointError, RequestError
 from draftline.stages.stage import Stage, StageCall
 
 if TYPE_CHECKING:
@@ -92,10 +92,13 @@ def check_chat_template(where: str, tokenizer: Tokenizer) -> bool:
     """Return whether there is a chat template. Raises: CheckpointError where it does not render one message."""
     if tokenizer.chat_template is None:
         return False
-    text = tokenizer.render_chat([{"role": "user", "content": PLAIN_TEXT}])
+    rule, cure = "the chat template renders a user's message", "correct chat_template in tokenizer_config.json"
+    try:
+        text = tokenizer.render_chat([{"role": "user", "content": PLAIN_TEXT}])
+    except RequestError as error:
+        raise CheckpointError(where, rule, error.got, cure) from error
     if PLAIN_TEXT not in text:
-        cure = "correct chat_template in tokenizer_config.json"
-        raise CheckpointError(where, "the chat template renders the message", repr(text), cure)
+        raise CheckpointError(where, rule, repr(text), cure)
     return True
 
 

@@ -27,6 +27,9 @@ STAGE = Stage(
     settings=(
         "name",
         "engine.max_batch_size",
+        "kv_cache.block_size",
+        "kv_cache.max_blocks",
+        "kv_cache.prefix_cache",
         "serve.host",
         "serve.http_port",
         "serve.grpc_port",
