@@ -58,12 +58,12 @@ def kept_probabilities(logits: ArrayLike, temperature: float, top_k: int, top_p:
     if 0 < top_k < scaled.size:
         scaled = np.where(scaled >= np.partition(scaled, -top_k)[-top_k], scaled, -np.inf)
     weights: NDArray[np.float64] = np.exp(scaled - scaled.max())
-    probabilities = weights / weights.sum()
+    probabilities: NDArray[np.float64] = weights / weights.sum()
     if top_p < 1.0:
         values, group, counts = np.unique(-probabilities, return_inverse=True, return_counts=True)
         mass = np.cumsum(-values * counts)
         mass_above = np.concatenate(([0.0], mass[:-1]))
-        probabilities = np.where(mass_above[group] < top_p, probabilities, 0.0)
+        probabilities[mass_above[group] >= top_p] = 0.0
     return probabilities
 
 

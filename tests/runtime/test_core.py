@@ -236,8 +236,6 @@ def test_the_first_request_is_not_overtaken() -> None:
 small_prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 temperatures = st.sampled_from([0.0, 0.8])
 submissions = st.tuples(small_prompts, st.integers(1, 18), temperatures, st.integers(0, 3), st.booleans())
-    small_prompts, st.integers(1, 18), st.sampled_from([0.0, 0.8]), st.integers(0, 3), st.booleans()
-)
 events = st.lists(st.one_of(submissions, st.just("step"), st.just("step"), st.integers(0, 60)), max_size=70)
 
 

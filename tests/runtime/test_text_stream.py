@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftline.runtime.text_stream import TextStream
+
+
+def cut(text: str, stop_words: Sequence[str]) -> str:
+    """Cut before the stop word that is completed first; of several completed together, the longest."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(word) for word in stop_words if text[:end].endswith(word)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+class ByteLevel:
+    """A byte-level vocabulary: token i is ``pieces[i]``; counts how many tokens it was asked to decode at once."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+        self.longest = 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.longest = max(self.longest, len(token_ids))
+        return b"".join(self.pieces[token_id] for token_id in token_ids).decode("utf-8", errors="replace")
+
+
+def decode_metaspace(token_ids: Sequence[int]) -> str:
+    """SentencePiece's rule: the space in front of the first word is dropped."""
+    words = ["\u2581the", "\u2581cat", "s", "\u2581"]
+    return "".join(words[token_id] for token_id in token_ids).replace("\u2581", " ").removeprefix(" ")
+
+
+def stream_all(stream: TextStream, chunks: Sequence[Sequence[int]]) -> str:
+    pieces = []
+    for chunk in chunks:
+        pieces.append(stream.push(chunk))
+        if stream.stopped:
+            break
+    return "".join(pieces) + stream.finish()
+
+
+texts = st.text(st.sampled_from("ab \ufffdéß中😀\u200d\n"), max_size=60) | st.text(max_size=30)
+stop_word_lists = st.lists(st.text(st.sampled_from("ab é😀\ufffd"), min_size=1, max_size=4), max_size=3)
+
+
+@st.composite
+def chunked_pieces(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> tuple[bytes, list[bytes], list[list[int]]]:
+    content = draw(data)
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, len(content) - 1)))))
+    pieces = [content[first:last] for first, last in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    ends = sorted(draw(st.sets(st.integers(0, len(pieces)))))
+    chunks = [list(range(first, last)) for first, last in zip([0, *ends], [*ends, len(pieces)], strict=True)]
+    return content, pieces, chunks
+
+
+utf8 = texts.map(lambda text: text.encode("utf-8"))
+any_bytes = st.binary(max_size=80) | st.lists(st.sampled_from([b"\xe4", b"\xb8", b"\xf0", b"a"]), max_size=120).map(
+    b"".join
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(chunked_pieces(utf8 | any_bytes), stop_word_lists)
+def test_the_pieces_joined_are_the_text_decoded_at_once(
+    case: tuple[bytes, list[bytes], list[list[int]]], stop_words: list[str]
+) -> None:
+    content, pieces, chunks = case
+    stream = TextStream(ByteLevel(pieces).decode, stop_words)
+    expected = cut(content.decode("utf-8", errors="replace"), stop_words)
+    assert stream_all(stream, chunks) == expected
+
+
+@given(st.lists(st.integers(0, 3), max_size=80))
+def test_spaces_inside_survive_a_decoder_that_drops_the_first(token_ids: list[int]) -> None:
+    stream = TextStream(decode_metaspace)
+    assert stream_all(stream, [[token_id] for token_id in token_ids]) == decode_metaspace(token_ids)
+
+
+def test_an_incomplete_character_is_held_until_it_is_whole() -> None:
+    stream = TextStream(ByteLevel([b"a\xf0\x9f", b"\x98", b"\x80b"]).decode)
+    assert [stream.push([0]), stream.push([1]), stream.push([2]), stream.finish()] == ["a", "", "😀b", ""]
+
+
+def test_a_possible_stop_word_is_held_and_released() -> None:
+    stream = TextStream(ByteLevel([b"x</", b"s", b"y", b"</s", b">z"]).decode, ["</s>"])
+    assert [stream.push([token_id]) for token_id in range(4)] == ["x", "", "</sy", ""]
+    assert not stream.stopped
+    assert stream.push([4]) == ""
+    assert stream.stopped
+    assert stream.push([2]) == stream.finish() == ""
+
+
+def test_a_stop_word_stops_at_once_though_an_incomplete_character_follows() -> None:
+    stream = TextStream(ByteLevel([b"one END\xe4"]).decode, ["END"])
+    assert stream.push([0]) == "one "
+    assert stream.stopped
+
+
+@pytest.mark.parametrize("piece", [b"a", b"\xe4", "\ufffd".encode(), "中".encode()[:2]])
+def test_the_window_is_bounded(piece: bytes) -> None:
+    decoder = ByteLevel([piece])
+    stream = TextStream(decoder.decode, ["never"])
+    text = "".join(stream.push([0]) for _ in range(1000)) + stream.finish()
+    assert text == (piece * 1000).decode("utf-8", errors="replace")
+    assert decoder.longest <= 70
