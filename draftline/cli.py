@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         status: int = arguments.command(arguments)
+        sys.stdout.flush()
         return status
     except DraftlineError as error:
         for line in str(error).splitlines():
             print(f"draftline: {line}", file=sys.stderr)
-    except BrokenPipeError:  # the reader of a pipe had enough; the interpreter must not flush into it again
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader of a pipe had enough; what is left to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         print(f"draftline: {_describe(error)}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -47,7 +50,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _describe(error: OSError) -> str:
     where = error.filename if error.filename is not None else "a file"
-    return f"{where}: can be read and written; got {error.strerror or error}; free space or correct the permissions"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    rule, cure = (
+        ("the disk has room", "free some") if full else ("can be read and written", "check it and its permissions")
+    )
+    return f"{where}: {rule}; got {error.strerror or error}; {cure}"
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,150 @@
+"""The command line: one function per verb, one line per error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftline
+from draftline.cli import main
+from draftline.config.reference import write_reference
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("name: tiny\ntarget: {checkpoint: model}\n")
+    return path
+
+
+def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(file), "engine.weights_dtype=int8"]) == 0
+    assert capsys.readouterr().out == f"{file}: valid\n"
+
+
+def test_every_problem_is_a_line_and_the_status_is_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(file), "engine.backend=cuda", "serve.http_port=0"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert [line.split(": ")[:3] for line in lines] == [
+        ["draftline", "override 1", "engine.backend"],
+        ["draftline", "override 2", "serve.http_port"],
+    ]
+
+
+def test_show(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(file), "serve.http_port=9000"]) == 0
+    assert "http_port: 9000\n  grpc_port: 8001\n" in capsys.readouterr().out
+    assert main(["show", "--fields"]) == 0
+    assert capsys.readouterr().out == write_reference()
+
+
+def test_overrides_stand_on_both_sides_of_options(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Any, Any]] = []
+
+    def record(pipeline: Any, output: Any, **options: Any) -> list[object]:
+        calls.append((pipeline, {"output": output, **options}))
+        return []
+
+    monkeypatch.setattr("draftline.stages.runner.run_pipeline", record)
+    words = ["run", str(file), "engine.num_threads=1", "--until", "build", "serve.http_port=9000"]
+    assert main(words) == 0
+    pipeline, options = calls[0]
+    assert (pipeline.engine.num_threads, pipeline.serve.http_port) == (1, 9000)
+    assert (options["output"], options["root"], options["until"]) == (Path("builds/tiny"), file.parent, "build")
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--untill", "build"])
+    assert "unrecognized arguments: --untill" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_resolved_pipeline_and_the_stages(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file.parent / "model").mkdir()
+    monkeypatch.chdir(file.parent)
+    assert main(["run", str(file), "--dry-run", "--until", "check"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("name: tiny\n")
+    assert captured.out.endswith("convert: would run: it never ran\ncheck: would run: it never ran\n")
+    assert captured.err == ""
+    assert sorted(path.name for path in file.parent.iterdir()) == ["model", "tiny.yaml"]
+
+
+def test_a_missing_checkpoint(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(file), "--output", str(file.parent / "out")]) == 2
+    assert capsys.readouterr().err.startswith("draftline: model: the checkpoint exists; got nothing at ")
+    assert not (file.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "draftline: interrupted\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, "draftline: /x/y: the disk has room; got No "),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "draftline: /x: can be read and written; got P"),
+        (OSError(errno.EIO, "Input/output error"), 2, "draftline: a file: can be read and written; got Input/output"),
+    ],
+)
+def test_errors_of_the_system_are_one_line(
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    message: str,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("draftline.stages.runner.run_pipeline", fail)
+    assert main(["run", str(file)]) == status
+    captured = capsys.readouterr().err
+    assert captured.startswith(message)
+    assert captured.count("\n") == 1
+
+
+def test_generate_and_serve_pass_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def record(*arguments: object, **options: object) -> int:
+        calls.append((arguments, options))
+        return 7
+
+    monkeypatch.setattr("draftline.triton.generate.generate", record)
+    monkeypatch.setattr("draftline.triton.server.serve", record)
+    assert main(["generate", "Why?", "--top-k", "3", "--stop", "a", "b", "--stop", "c", "--raw"]) == 7
+    assert main(["serve", "builds/tiny", "--grpc-port", "9001"]) == 7
+    assert calls[0][0] == ("Why?",)
+    assert calls[0][1]["stop_words"] == ["a", "b", "c"]
+    assert calls[0][1]["top_k"] == 3
+    assert calls[1] == ((Path("builds/tiny"),), {"http_port": None, "grpc_port": 9001, "metrics_port": None})
+
+
+def test_it_runs_as_a_module_and_imports_little(file: Path) -> None:
+    heavy = "numpy onnx onnxruntime torch tokenizers tritonclient transformers"
+    code = (
+        "import sys; from draftline.cli import main; status = main(sys.argv[1:]); "
+        f"sys.exit(status or ' '.join(set('{heavy}'.split()) & set(sys.modules)) or 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    (file.parent / "model").mkdir()
+    for words in (["validate", str(file)], ["run", str(file), "--dry-run"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    command = [sys.executable, "-m", "draftline", "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"draftline {draftline.__version__}\n"
+    closed = f"{sys.executable} -m draftline show --fields | head -c 10"
+    done = subprocess.run(["bash", "-c", closed], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
