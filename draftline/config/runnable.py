@@ -22,9 +22,12 @@ def check_runnable(pipeline: Pipeline) -> None:
         )
     if pipeline.engine.backend != "onnxruntime":
         refuse("engine.backend", "this version runs onnxruntime", pipeline.engine.backend, "set it to onnxruntime")
-    else:
-        for field, dtype in (("target.dtype", pipeline.target.dtype), ("kv_cache.dtype", pipeline.kv_cache.dtype)):
-            if dtype != "float32":
-                refuse(field, "the onnxruntime backend computes in float32", dtype, "set it to float32")
+    elif pipeline.kv_cache.dtype != "float32":
+        refuse(
+            "kv_cache.dtype",
+            "onnxruntime keeps keys and values in float32",
+            pipeline.kv_cache.dtype,
+            "set it to float32",
+        )
     if problems:
         raise PipelineErrors(problems)

@@ -37,7 +37,10 @@ class Target(Block):
         "installed Python package that ships the weights.",
         examples=["checkpoints/my-model"],
     )
-    dtype: Dtype = Field("float32", description="The dtype of the converted checkpoint.")
+    dtype: Dtype = Field(
+        "float32",
+        description="The dtype of the converted checkpoint. onnxruntime computes in float32 with any of them.",
+    )
 
 
 class Draft(Block):

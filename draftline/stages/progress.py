@@ -45,6 +45,8 @@ class Progress:
             def advance(done: int, total: int) -> None:
                 bar.total = total
                 bar.update(done - bar.n)
+                if done >= total:  # what follows, hashing and syncing, shows a full bar
+                    bar.refresh()
 
             yield advance
 

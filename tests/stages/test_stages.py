@@ -1,0 +1,161 @@
+"""The real stages, on a tiny checkpoint, up to what needs a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.config import Pipeline, check_runnable
+from draftline.errors import CheckpointError
+from draftline.manifest import load_manifest
+from draftline.stages.check import check_heads, check_length
+from draftline.stages.runner import run_pipeline
+from draftline.stages.table import STAGES
+from tests.tiny_checkpoints import write_tiny_checkpoint
+
+REPOSITORY = Path(__file__).parents[2]
+WITHOUT_SERVER = [stage for stage in STAGES if stage.name != "smoke"]
+
+
+def pipeline(**engine: object) -> Pipeline:
+    return Pipeline.model_validate(
+        {
+            "name": "tiny",
+            "target": {"checkpoint": "model"},
+            "engine": {"max_seq_len": 256, **engine},
+            "kv_cache": {"max_blocks": 64},
+        }
+    )
+
+
+def hashes(build_directory: Path) -> dict[str, str]:
+    found = {}
+    for stage in WITHOUT_SERVER:
+        manifest = load_manifest(build_directory / stage.directory)
+        if manifest is not None:
+            found[stage.name] = manifest.outputs_sha256()
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    write_tiny_checkpoint(root / "model")
+    return root
+
+
+@pytest.fixture(scope="module")
+def build_directory(root: Path) -> Path:
+    run_pipeline(pipeline(), root / "build", root=root, until="package")
+    return root / "build"
+
+
+def test_every_stage_leaves_what_the_next_one_reads(root: Path, build_directory: Path) -> None:
+    for name in ("checkpoint/rank0.safetensors", "engine/model.onnx", "model_repository/ensemble/config.pbtxt"):
+        assert (build_directory / name).is_file(), name
+    report = json.loads((build_directory / "check" / "report.json").read_text())
+    assert report["architecture"] == "LlamaForCausalLM"
+    assert report["keeps_wide_text"]
+    assert report["has_chat_template"]
+    reports = run_pipeline(pipeline(), build_directory, root=root, until="package")
+    assert [report.reason for report in reports] == [None] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8", "int4"])
+def test_every_dtype_makes_an_engine_that_loads(root: Path, tmp_path: Path, dtype: str, weights_dtype: str) -> None:
+    target = {"checkpoint": "model", "dtype": dtype}
+    other = Pipeline.model_validate(pipeline(weights_dtype=weights_dtype).model_dump() | {"target": target})
+    check_runnable(other)
+    run_pipeline(other, tmp_path / "build", root=root, until="build")
+    onnxruntime.InferenceSession(tmp_path / "build" / "engine" / "model.onnx")
+
+
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8", "int4"])
+def test_outputs_are_the_same_in_every_run(root: Path, tmp_path: Path, weights_dtype: str) -> None:
+    for name in ("a", "b"):
+        run_pipeline(pipeline(weights_dtype=weights_dtype), tmp_path / name, root=root, until="package")
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert len(hashes(tmp_path / "a")) == 4
+
+
+def test_reproduce_makes_the_same_again(build_directory: Path, tmp_path: Path) -> None:
+    script = build_directory / "engine" / "reproduce.sh"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([script, tmp_path / "again"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    again = hashes(tmp_path / "again")
+    assert list(again) == ["convert", "check", "build"]
+    assert again.items() <= hashes(build_directory).items()
+
+
+def test_every_setting_is_read_by_a_stage() -> None:
+    listed = {name for stage in STAGES for name in stage.settings}
+    unlisted = {name for name in pipeline().values() if "." in name} - listed
+    assert unlisted == {"target.checkpoint"}, "whose files count, not their place"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (
+            lambda model: None,
+            r"engine\.max_seq_len: the model knows 128 positions; got 256; lower engine\.max_seq_len to 128",
+        ),
+        (
+            lambda model: _edit(model / "tokenizer_config.json", chat_template="{{ nothing.at.all }}"),
+            r"model: the chat template renders a user's message; got .*; correct chat_template in",
+        ),
+        (
+            lambda model: _edit(model / "tokenizer_config.json", chat_template="hello"),
+            r"model: the chat template renders a user's message; got 'hello'; correct",
+        ),
+        (
+            lambda model: _edit(model / "tokenizer.json", normalizer={"type": "Lowercase"}),
+            r"model: the tokenizer gives back the text 'The quick.*; got 'the quick",
+        ),
+    ],
+)
+def test_check_refuses(tmp_path: Path, change: Callable[[Path], None], error: str) -> None:
+    short = "128" in error
+    model = write_tiny_checkpoint(tmp_path / "model", max_position_embeddings=128 if short else 512)
+    change(model)
+    with pytest.raises(CheckpointError, match=error):
+        run_pipeline(pipeline(), tmp_path / "build", root=tmp_path)
+    assert {path.name for path in (tmp_path / "build").iterdir()} == {".lock", "checkpoint"}
+
+
+def _edit(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        (None, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}, 512),
+    ],
+)
+def test_the_positions_a_model_knows(build_directory: Path, scaling: dict[str, Any] | None, limit: int) -> None:
+    config = replace(load_checkpoint_config(build_directory / "checkpoint"), rotary_scaling=scaling)
+    assert check_length(config, limit) == limit
+    with pytest.raises(CheckpointError, match=f"knows {limit} positions"):
+        check_length(config, limit + 1)
+
+
+def test_heads_divide(build_directory: Path) -> None:
+    config = load_checkpoint_config(build_directory / "checkpoint")
+    check_heads("model", config)
+    with pytest.raises(CheckpointError, match="got 4 and 3"):
+        check_heads("model", replace(config, num_key_value_heads=3))
