@@ -198,9 +198,13 @@ def remove_leftovers(build_directory: Path, names: Sequence[str]) -> None:
 def lock_directory(build_directory: Path) -> Iterator[None]:
     """Make ``build_directory`` and hold its lock; the kernel lets go of it when the process ends, however it ends.
 
-    Raises: ArtifactError where another run holds it.
+    Raises: ArtifactError where another run holds it, or a file is in the way.
     """
-    build_directory.mkdir(parents=True, exist_ok=True)
+    try:
+        build_directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        cure = "choose another output directory"
+        raise ArtifactError(build_directory, "the output is a directory", "a file in its place", cure) from None
     with (build_directory / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -163,6 +163,13 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["file", "file/builds"])
+def test_a_file_in_the_way(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="the output is a directory"), lock_directory(tmp_path / name):
+        pass
+
+
 def test_a_manifest_is_json_for_people(tmp_path: Path) -> None:
     write_stage(tmp_path / "checkpoint")
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())

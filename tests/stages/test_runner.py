@@ -221,7 +221,7 @@ def crash(root: Path, countdown: int) -> bool:
 
 def crash_everywhere(root: Path) -> None:
     """Kill a run at each of its file operations, over nothing and over an older build, and run it again each time."""
-    os.fsync = lambda descriptor: None  # slow, and a killed process loses nothing that it wrote
+    os.fsync = lambda fd: None  # slow, and a killed process loses nothing that it wrote
     run_pipeline(pipeline(), root / "reference", root=root, stages=STAGES)
     run_pipeline(pipeline(weights_dtype="int8"), root / "older", root=root, stages=STAGES)
     for before in (None, root / "older"):
