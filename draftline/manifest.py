@@ -175,7 +175,9 @@ def replace_directory(directory: Path) -> Iterator[Path]:
     try:
         yield partial
         _sync(partial)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # a failed write does not name its file
+            error.filename = str(directory)
         shutil.rmtree(partial, ignore_errors=True)
         raise
     old = directory.with_name(f"{directory.name}.old-{os.getpid()}")
@@ -188,7 +190,7 @@ def replace_directory(directory: Path) -> Iterator[Path]:
 
 def remove_leftovers(build_directory: Path, names: Sequence[str]) -> None:
     """Remove what killed runs left of the stages' directories ``names``. The caller holds the lock."""
-    pattern = re.compile(rf"(?:{'|'.join(map(re.escape, names))})\.(?:partial|old)-\d+")
+    pattern = re.compile(rf"(?:{'|'.join(map(re.escape, names))})\.(?:partial|old)-\d+(?:\..*)?")
     for path in build_directory.iterdir():
         if pattern.fullmatch(path.name):
             shutil.rmtree(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -125,6 +126,16 @@ def test_an_error_keeps_the_old_directory(tmp_path: Path, error: type[BaseExcept
     assert is_current(tmp_path / "checkpoint", INPUTS, FileHasher())
 
 
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    def fill() -> None:
+        with replace_directory(tmp_path / "checkpoint"), open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    with pytest.raises(OSError, match=r"No space left on device: .*checkpoint") as caught:
+        fill()
+    assert caught.value.errno == errno.ENOSPC
+
+
 def test_directories_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     assert load_manifest(tmp_path / "engine") is None, "an empty directory is nobody's"
@@ -137,7 +148,14 @@ def test_directories_of_others_are_refused(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_known_stages_go(tmp_path: Path) -> None:
-    for name in ("engine.partial-12", "engine.old-3", "engine.partial-x", "other.partial-12", "engine"):
+    for name in (
+        "engine.partial-12",
+        "engine.old-3",
+        "engine.partial-4.partial",
+        "engine.partial-x",
+        "other.partial-12",
+        "engine",
+    ):
         (tmp_path / name / "deep").mkdir(parents=True)
     remove_leftovers(tmp_path, ["engine", "smoke"])
     assert {path.name for path in tmp_path.iterdir()} == {"engine.partial-x", "other.partial-12", "engine"}
