@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import draftline.sampling
 from draftline.sampling import kept_probabilities, sample_reference, uniform
 
 logit_rows = st.lists(st.integers(-6, 6).map(float), min_size=1, max_size=40)
@@ -68,6 +71,10 @@ def test_the_drawn_token_brackets_the_random_number(logits: list[float], top_k: 
     total = np.cumsum(probabilities)[-1]
     assert probabilities[:token_id].sum() <= number * total + 1e-12
     assert probabilities[: token_id + 1].sum() > number * total - 1e-12
+
+
+def test_the_documentation_is_true() -> None:
+    assert doctest.testmod(draftline.sampling).failed == 0
 
 
 def test_frequencies_are_the_distribution() -> None:

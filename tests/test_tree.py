@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import draftline.tree
 from draftline.errors import DraftlineError
 from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets, unpack_mask
 
@@ -36,6 +39,10 @@ def test_packing_is_lossless_and_little_endian(parents: list[int]) -> None:
     assert np.array_equal(unpack_mask(packed, len(parents)), mask)
     for row, column in np.argwhere(mask)[:50].tolist():
         assert int(packed[row, column // 32]) >> (column % 32) & 1 == 1
+
+
+def test_the_documentation_is_true() -> None:
+    assert doctest.testmod(draftline.tree).failed == 0
 
 
 def test_a_chain_is_causal() -> None:

@@ -22,7 +22,11 @@ Emission = tuple[Sequence, Output]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Gauges and counters of one engine. ``num_blocks_cached`` are those of the free ones the prefix cache can find."""
+    """Gauges and counters of one engine.
+
+    ``num_blocks_cached`` of the free blocks are ones the prefix cache can find. ``num_cached_tokens`` counts the tokens
+    whose KV it spared, of prompts and of sequences that return after a preemption.
+    """
 
     num_requests_active: int
     num_requests_running: int

@@ -37,16 +37,13 @@ class Scheduler:
         One token of each decoding sequence first; then prefill chunks, oldest first, in what is left of
         ``max_num_tokens``; then new sequences while they fit. Empty only when there is nothing to do.
         """
-        num_preemptions = self.num_preemptions
         scheduled = self._schedule_decode()
         budget = self.limits.max_num_tokens - len(scheduled)
         for sequence in self.running:
             if sequence.num_pending > 1 and budget > 0:
                 budget -= self._schedule_prefill(sequence, budget, scheduled)
-        # What was just taken from one must not be given to another that would lose it again.
-        if self.num_preemptions == num_preemptions:
-            while budget > 0 and self._admit_next():
-                budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
+        while budget > 0 and self._admit_next():
+            budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
         assert scheduled or not (self.running or self.waiting), "the oldest sequence always makes progress"
         return scheduled
 

@@ -95,10 +95,10 @@ class TextStream:
         return text[: len(text) - num_held]
 
     def _num_undecided(self, text: str) -> int:
-        """Return the length of the longest suffix that is a proper prefix of a stop word."""
+        """Return the length of the longest suffix that begins a stop word; ``text`` holds no whole one."""
         longest = min(max(map(len, self._stop_words)) - 1, len(text))
         for length in range(longest, 0, -1):
             suffix = text[len(text) - length :]
-            if any(len(word) > length and word.startswith(suffix) for word in self._stop_words):
+            if any(word.startswith(suffix) for word in self._stop_words):
                 return length
         return 0

@@ -105,6 +105,15 @@ class FakeSession:
             expected = np.arange(context_length, context_length + last - first)
             assert np.array_equal(batch.position_ids[first:last], expected)
 
+        for first in range(num_sequences):
+            for second in range(first):
+                self._check_sharing(batch.block_table[first], batch.block_table[second])
+
+    def _check_sharing(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> None:
+        """Two sequences share a prefix or nothing; a stale id in the padding would be found here as well."""
+        num_shared = np.intersect1d(first[first >= 0], second[second >= 0]).size
+        assert np.array_equal(first[:num_shared], second[:num_shared]), "a block is shared, its prefix is not"
+
     def _sample(self, batch: StepBatch, index: int, row: int) -> int:
         sequence = int(np.searchsorted(batch.sequence_starts, row, side="right")) - 1
         positions = np.arange(int(batch.context_lengths[sequence]))

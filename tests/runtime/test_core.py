@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 import pytest
@@ -233,26 +235,43 @@ def test_the_first_request_is_not_overtaken() -> None:
     assert bench.finish_reason("small") == "max_tokens"
 
 
+def test_a_cancelled_head_lets_the_next_one_in_at_once() -> None:
+    bench = Bench(max_blocks=10)
+    bench.add(make_request("a", [1] * 20, 12))
+    bench.add(make_request("big", [2] * 24, 4))
+    bench.add(make_request("small", [3], 2))
+    for _ in range(4):
+        bench.step()
+    bench.record(bench.core.cancel("big"))
+    bench.step()
+    assert len(bench.tokens("small")) == 1
+    bench.run()
+
+
+def test_admission_leaves_a_block_for_each_running_sequence() -> None:
+    bench = Bench(max_blocks=8, max_num_tokens=64)
+    bench.add(make_request("a", [1] * 15, 6))
+    bench.add(make_request("b", [2] * 13, 4))
+    bench.step()
+    assert bench.core.statistics().num_requests_waiting == 1
+    bench.run()
+    assert bench.core.statistics().num_preemptions == 0
+
+
 small_prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 temperatures = st.sampled_from([0.0, 0.8])
 submissions = st.tuples(small_prompts, st.integers(1, 18), temperatures, st.integers(0, 3), st.booleans())
 events = st.lists(st.one_of(submissions, st.just("step"), st.just("step"), st.integers(0, 60)), max_size=70)
 
 
-@settings(max_examples=120, deadline=None)
-@given(events, st.integers(1, 5), st.integers(0, 12), st.sampled_from([1, 2, 4]), st.integers(0, 20), st.booleans())
-def test_every_answer_is_the_one_given_alone(
-    events: list[object], max_batch_size: int, extra_tokens: int, block_size: int, extra_blocks: int, prefix_cache: bool
-) -> None:
-    """Any order of submissions, cancellations and steps, in pools just large enough for the longest request."""
-    bench = Bench(
-        max_batch_size=max_batch_size,
-        max_seq_len=40,
-        max_num_tokens=max_batch_size + extra_tokens,
-        block_size=block_size,
-        max_blocks=-(-38 // block_size) + extra_blocks,
-        prefix_cache=prefix_cache,
-    )
+def check_arrivals_in_order(core: EngineCore) -> None:
+    sequences = (*core.scheduler.running, *core.scheduler.waiting)
+    arrivals = [int(sequence.request.request_id[1:]) for sequence in sequences]
+    assert arrivals == sorted(arrivals), "nobody is overtaken"
+
+
+def play(bench: Bench, events: Iterable[object]) -> None:
+    """Submit on a tuple, cancel on a number, step on anything else; check every law after every event."""
     requests: list[Request] = []
     for event in events:
         if isinstance(event, tuple):
@@ -267,6 +286,7 @@ def test_every_answer_is_the_one_given_alone(
         else:
             bench.step()
         bench.core.check_integrity()
+        check_arrivals_in_order(bench.core)
     bench.run()
     for request in requests:
         tokens, expected = bench.tokens(request.request_id), answer(request, VOCAB_SIZE)
@@ -274,6 +294,49 @@ def test_every_answer_is_the_one_given_alone(
             assert tokens == expected[: len(tokens)]
         else:
             assert tokens == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(events, st.integers(1, 5), st.integers(0, 12), st.sampled_from([1, 2, 4]), st.integers(0, 20), st.booleans())
+def test_every_answer_is_the_one_given_alone(
+    events: list[object], max_batch_size: int, extra_tokens: int, block_size: int, extra_blocks: int, prefix_cache: bool
+) -> None:
+    """Any order of submissions, cancellations and steps, in pools just large enough for the longest request."""
+    bench = Bench(
+        max_batch_size=max_batch_size,
+        max_seq_len=40,
+        max_num_tokens=max_batch_size + extra_tokens,
+        block_size=block_size,
+        max_blocks=-(-38 // block_size) + extra_blocks,
+        prefix_cache=prefix_cache,
+    )
+    play(bench, events)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thousands_of_events_under_pressure(seed: int) -> None:
+    """Long runs with nested prefixes, cancellations and a pool that is always short of blocks."""
+    random = Random(seed)
+    bench = Bench(max_batch_size=6, max_num_tokens=12, block_size=1 + seed, max_blocks=-(-54 // (1 + seed)))
+    document = [random.randrange(3) for _ in range(24)]
+    events: list[object] = []
+    num_requests = 0
+    for _ in range(2500):
+        draw = random.random()
+        if draw < 0.12:
+            prompt_ids = document[: random.choice((1, 3, 8, 24))] + [random.randrange(3)] * random.randint(0, 4)
+            temperature, sampling_seed = 0.8 * random.getrandbits(1), random.randrange(3)
+            events.append((prompt_ids, random.randint(1, 27), temperature, sampling_seed, draw < 0.03))
+            num_requests += 1
+        elif draw < 0.14 and num_requests:
+            events.append(max(0, num_requests - random.randint(1, 12)))
+        else:
+            events.append("step")
+    play(bench, events)
+    statistics = bench.core.statistics()
+    assert statistics.num_requests_finished == num_requests
+    assert statistics.num_preemptions > 0
+    assert statistics.num_cached_tokens > 0
 
 
 class NullSession:

@@ -152,6 +152,23 @@ def test_an_id_can_be_used_again_from_the_last_callback() -> None:
         assert second.last().finish_reason == "max_tokens"
 
 
+def test_outputs_of_a_step_are_handed_out_in_order_of_arrival() -> None:
+    session, order, last = GatedSession(), [], Collector()
+
+    def note(output: Output) -> None:
+        order.append(output.request_id)
+
+    with serving(session) as engine:
+        session.gate.clear()
+        engine.submit(Request("first", [0], 1, note))
+        for name in "abc":
+            engine.submit(Request(name, [1, 2], 3, note))
+        session.gate.set()
+        engine.submit(make_request("last", last, max_tokens=9))
+        last.last()
+    assert order == ["first", *"abc" * 3]
+
+
 def test_closing_ends_everything_as_cancelled() -> None:
     session, collectors = GatedSession(), [Collector() for _ in range(6)]
     with serving(session) as engine:
@@ -162,7 +179,7 @@ def test_closing_ends_everything_as_cancelled() -> None:
         closing.start()
         session.gate.set()
         closing.join()
-        assert {collector.last().finish_reason for collector in collectors} <= {"cancelled"}
+        assert {collector.last().finish_reason for collector in collectors} == {"cancelled"}
         with pytest.raises(RequestError, match="engine: must be open; got closed"):
             engine.submit(make_request("late", Collector()))
         assert engine.statistics().num_blocks_used == 0

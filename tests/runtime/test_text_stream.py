@@ -32,7 +32,7 @@ class ByteLevel:
 
 def decode_metaspace(token_ids: Sequence[int]) -> str:
     """SentencePiece's rule: the space in front of the first word is dropped."""
-    words = ["\u2581the", "\u2581cat", "s", "\u2581"]
+    words = ["\u2581the", "\u2581cat", "s", "\u2581", ""]
     return "".join(words[token_id] for token_id in token_ids).replace("\u2581", " ").removeprefix(" ")
 
 
@@ -76,7 +76,19 @@ def test_the_pieces_joined_are_the_text_decoded_at_once(
     assert stream_all(stream, chunks) == expected
 
 
-@given(st.lists(st.integers(0, 3), max_size=80))
+torn_parts = st.sampled_from([b"\xe4\xb8", b"\xf0\x9f\x98", b"\xe4", "\ufffd".encode(), "中".encode()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(torn_parts, max_size=30), st.integers(1, 4))
+def test_long_undecodable_answers_one_byte_at_a_time(parts: list[bytes], times: int) -> None:
+    content = b"".join(parts * times)
+    decoder = ByteLevel([bytes([octet]) for octet in content])
+    text = stream_all(TextStream(decoder.decode), [[index] for index in range(len(content))])
+    assert text == content.decode("utf-8", errors="replace")
+
+
+@given(st.lists(st.integers(0, 4), max_size=80) | st.lists(st.sampled_from([4, 4, 4, 4, 4, 4, 1]), max_size=150))
 def test_spaces_inside_survive_a_decoder_that_drops_the_first(token_ids: list[int]) -> None:
     stream = TextStream(decode_metaspace)
     assert stream_all(stream, [[token_id] for token_id in token_ids]) == decode_metaspace(token_ids)
