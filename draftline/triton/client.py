@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Generator, Mapping, Sequence
@@ -137,18 +138,11 @@ class Client:
             "return_num_output_tokens": ("BOOL", [True]),
         }
         responses = self._stream(_build_request("ensemble", request_id, inputs), timeout_seconds)
-        is_complete = False
         try:
             for response in responses:
                 yield _read_chunk(response)
-            is_complete = True
-        except DraftlineError:
-            is_complete = True  # the server ended it
-            raise
         finally:
             responses.close()
-            if not is_complete:
-                self.cancel(request_id)
 
     def cancel(self, request_id: str) -> None:
         """End a running request; its stream ends. Nothing happens where no request has this id.
@@ -176,22 +170,44 @@ class Client:
         return self._chat_template.render(messages)
 
     def _stream(self, request: Any, timeout_seconds: float | None) -> Generator[Any, None, None]:
-        """Yield the responses of one request up to its final one; closing the iterator ends the stream."""
+        """Yield the responses of one request; closing the iterator ends the request.
+
+        The call is read to its end, past the final response: cancelling one that is just ending makes Triton 2.51 keep
+        the ensemble's request for ever, and then it does not stop cleanly.
+        """
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_seconds)
+        is_final = is_ended = has_started = False
+        message = ""
         try:
             for response in call:
-                if response.error_message:
-                    raise _read_error(response.error_message)
                 result = response.infer_response
-                if result.raw_output_contents:
+                is_final = result.parameters["triton_final_response"].bool_param
+                message = message or response.error_message
+                has_started = True
+                if result.raw_output_contents and not message:
                     yield result
-                if result.parameters["triton_final_response"].bool_param:
-                    return
-            raise ServerError(self._url, "must finish its answer", "an end without a final response", "ask again")
+            is_ended = True
         except grpc.RpcError as error:
+            is_ended = error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
             raise self._unreachable(error) from error
         finally:
-            call.cancel()
+            if not is_ended:
+                self._abandon(call, request, has_started=has_started)
+        if message:
+            raise _read_error(message)
+        if not is_final:
+            raise ServerError(self._url, "must finish its answer", "an end without a final response", "ask again")
+
+    def _abandon(self, call: Any, request: Any, *, has_started: bool) -> None:
+        """End a request whose answer nobody reads any more."""
+        if request.model_name == "ensemble" and has_started:
+            self.cancel(request.id)  # the engine has it, so this is its end, and the call ends by itself
+            with contextlib.suppress(grpc.RpcError):
+                for _ in call:
+                    pass
+        call.cancel()
+        if request.model_name == "ensemble" and not has_started:
+            self.cancel(request.id)
 
     def _unreachable(self, error: grpc.RpcError) -> ServerError:
         return ServerError(

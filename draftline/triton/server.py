@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -205,12 +206,11 @@ def serve(
         grpc=packaged["grpc_port"] if grpc_port is None else grpc_port,
         metrics=packaged["metrics_port"] if metrics_port is None else metrics_port,
     )
+    log_file = build_directory / f"tritonserver-{ports.http}.log"
     stopped = threading.Event()
     previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server = TritonServer(
-            repository.resolve(), host=packaged["host"], ports=ports, log_file=build_directory / "tritonserver.log"
-        )
+        server = TritonServer(repository.resolve(), host=packaged["host"], ports=ports, log_file=log_file)
         server.start(interrupted=stopped.is_set)
         host = packaged["host"]
         print(
@@ -230,6 +230,9 @@ def _finish(server: TritonServer, *, asked: bool) -> int:
     exit_code = server.stop()
     if not asked:
         raise ServerError("tritonserver", "must run until stopped", f"exit code {exit_code}", f"read {server.log_file}")
+    if exit_code != 0:
+        # Every request of ours has ended; Triton keeps some that their clients cancelled at the wrong moment.
+        print(f"tritonserver ended with exit code {exit_code}; read {server.log_file}", file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,22 @@ def smoke_test(repository: Path, pipeline: Any, prompt: str) -> dict[str, Any]:
 
     Raises: ServerError where the server does not start, answer or stop cleanly, or where the two answers differ.
     """
-    with tempfile.TemporaryDirectory(prefix="draftline-smoke-") as directory:
-        log_file = Path(directory) / "tritonserver.log"
-        server = TritonServer(repository.resolve(), host="127.0.0.1", ports=find_free_ports(), log_file=log_file)
-        started = time.perf_counter()
-        with server:
-            ready_ms = round((time.perf_counter() - started) * 1000)
-            whole = _ask_http(server, prompt)
-            with Client(f"127.0.0.1:{server.ports.grpc}") as client:
-                chunks = list(client.stream_chunks(prompt, max_tokens=MAX_TOKENS))
-            exit_code = server.stop()
+    log_file = repository.parent / "smoke-tritonserver.log"
+    server = TritonServer(repository.resolve(), host="127.0.0.1", ports=find_free_ports(), log_file=log_file)
+    started = time.perf_counter()
+    with server:
+        ready_ms = round((time.perf_counter() - started) * 1000)
+        whole = _ask_http(server, prompt)
+        with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+            chunks = list(client.stream_chunks(prompt, max_tokens=MAX_TOKENS))
+        exit_code = server.stop()
     streamed = "".join(chunk.text for chunk in chunks)
     if streamed != whole:
         where, rule = f"smoke of {pipeline.name}", "the streamed answer must equal the whole one"
         raise ServerError(where, rule, f"{streamed!r} and {whole!r}", "report it")
     if exit_code != 0:
         raise ServerError(f"smoke of {pipeline.name}", "must stop with exit code 0", exit_code, "report it")
+    log_file.unlink()  # it stays where something went wrong
     return {
         "prompt": prompt,
         "text": whole,

@@ -1,0 +1,54 @@
+"""The ``tensorrt_llm`` model over the real engine and a session that recites a text: what it says depends on nothing
+but the position, so every answer is known beforehand."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from draftline.checkpoints.tokenizer import load_tokenizer
+from draftline.runtime.engine import Engine
+from draftline.triton.generation import GenerationService
+from draftline.triton.generation_request import ServedModel
+from draftline.triton.model_arguments import ModelArguments
+
+
+class RecitingSession:
+    """After the token at position p comes token p + 1 of the script, over and over."""
+
+    def __init__(self, script, step_seconds):
+        self.script = np.array(script, np.int32)
+        self.step_seconds = step_seconds
+
+    def forward(self, batch):
+        time.sleep(self.step_seconds)
+        positions = batch.position_ids[batch.sample_rows] + 1
+        return type("Result", (), {"sampled_ids": self.script[positions % len(self.script)]})()
+
+    def commit(self, rows, slots):
+        pass
+
+    def close(self):
+        pass
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        arguments = ModelArguments(args)
+        directory = arguments.path("gpt_model_path")
+        tokenizer = load_tokenizer(directory)
+        script = tokenizer.encode((directory / "script.txt").read_text("utf-8"), add_special_tokens=False)
+        engine = Engine(
+            RecitingSession(script, step_seconds=0.004), max_batch_size=8, max_seq_len=2048, max_num_tokens=64,
+            block_size=16, max_blocks=512, prefix_cache=True,
+        )  # fmt: skip
+        model = ServedModel(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset([2]))
+        self.service = GenerationService(engine, model, pb_utils, period_ms=50, control_id=arguments.control_id)
+
+    def execute(self, requests):
+        self.service.execute(requests)
+
+    def finalize(self):
+        self.service.close()

@@ -1,0 +1,96 @@
+"""Rows of the ``tensorrt_llm`` model: sampling defaults, ends, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftline.checkpoints.tokenizer import load_tokenizer
+from draftline.errors import RequestError
+from draftline.runtime.request import SamplingParameters
+from draftline.triton.generation_request import ServedModel, read_generation_requests, read_sampling
+from draftline.triton.preprocessing import build_word_lists
+from tests.tiny_checkpoints import NUM_TOKENS, write_tiny_checkpoint
+
+GREEDY = SamplingParameters()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> ServedModel:
+    tokenizer = load_tokenizer(write_tiny_checkpoint(tmp_path_factory.mktemp("tokenizer")))
+    return ServedModel(tokenizer, vocab_size=NUM_TOKENS, eos_token_ids=frozenset([0, 2]))
+
+
+def row(**inputs: object) -> dict[str, np.ndarray]:
+    given = {"input_ids": np.array([[5, 6, 7]], np.int32), "input_lengths": 3, "request_output_len": 9, **inputs}
+    return {name: value if isinstance(value, np.ndarray) else np.array([value]) for name, value in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, GREEDY),
+        ({"top_k": 1, "temperature": 0.8}, GREEDY),
+        ({"temperature": 0.0, "top_p": 0.5}, GREEDY),
+        ({"top_p": 0.0}, GREEDY),
+        ({"top_k": 0}, GREEDY),
+        ({"seed": 7}, SamplingParameters(seed=7)),
+        ({"temperature": 0.8}, SamplingParameters(temperature=0.8)),
+        ({"temperature": 0.8, "top_p": -1.0}, SamplingParameters(temperature=0.8)),
+        ({"top_k": 5}, SamplingParameters(temperature=1.0, top_k=5)),
+        ({"top_p": 0.9, "seed": 2**63}, SamplingParameters(temperature=1.0, top_p=0.9, seed=2**63)),
+    ],
+)
+def test_sampling_as_classic_clients_expect(given, expected) -> None:
+    assert read_sampling(**{"temperature": None, "top_k": None, "top_p": None, "seed": None, **given}) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"temperature": -0.5}, "^temperature: must be finite and >= 0; got -0.5"),
+        ({"temperature": float("nan")}, "^temperature: "),
+        ({"runtime_top_k": -1}, "^top_k: "),
+        ({"runtime_top_p": 1.5}, "^top_p: "),
+        ({"runtime_top_p": float("nan")}, "^top_p: "),
+        ({"request_output_len": 0}, "^max_tokens: must be >= 1; got 0"),
+        ({"request_output_len": -4}, "^max_tokens: "),
+        ({"input_lengths": 4}, "^input_lengths: "),
+        ({"input_lengths": 0}, "^input_lengths: "),
+        ({"input_ids": np.array([[5, NUM_TOKENS, 7]])}, f"^input_ids: .*got {NUM_TOKENS}"),
+        ({"seed": 1, "random_seed": 2}, "^random_seed: is the old spelling"),
+        ({"beam_width": 4}, "^beam_width: is not supported"),
+    ],
+)
+def test_bad_inputs_are_refused_by_name(model, inputs, message) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_generation_requests(row(**inputs), model)
+
+
+def test_old_spelling_of_the_seed(model) -> None:
+    assert read_generation_requests(row(random_seed=3), model)[0].sampling.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("end_id", "expected"), [(None, {0, 2}), (2, {0, 2}), (0, {0, 2}), (9, {9}), (-1, set()), (-2, set())]
+)
+def test_one_of_the_models_end_ids_stands_for_all(model, end_id, expected) -> None:
+    inputs = {} if end_id is None else {"end_id": end_id}
+    assert read_generation_requests(row(**inputs), model)[0].end_ids == expected
+
+
+def test_a_special_token_as_stop_word_ends_by_id(model) -> None:
+    words = [model.tokenizer.encode(word, add_special_tokens=False) for word in ("<|im_start|>", "the end")]
+    request = read_generation_requests(row(stop_words_list=build_word_lists([words]), end_id=-1), model)[0]
+    assert request.end_ids == {1}
+    assert request.stop_words == ("the end",)
+
+
+def test_rows_of_a_batch(model) -> None:
+    inputs = row(
+        input_ids=np.array([[5, 6, 7], [8, 9, 0]], np.int32),
+        input_lengths=np.array([3, 2]),
+        request_output_len=np.array([1, 2]),
+    )
+    rows = read_generation_requests(inputs, model)
+    assert [(one.batch_index, one.prompt_ids, one.max_tokens) for one in rows] == [(0, (5, 6, 7), 1), (1, (8, 9), 2)]
