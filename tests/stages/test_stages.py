@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,3 +160,20 @@ def test_heads_divide(build_directory: Path) -> None:
     check_heads("model", config)
     with pytest.raises(CheckpointError, match="got 4 and 3"):
         check_heads("model", replace(config, num_key_value_heads=3))
+
+
+def test_smoke_keeps_times_out_of_its_output(
+    root: Path, build_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = iter([{"text": " Paris", "ms_to_ready": 10.0}, {"text": " Paris", "ms_to_ready": 20.0}])
+    monkeypatch.setattr("draftline.triton.smoke.smoke_test", lambda repository, pipeline, prompt: next(reports))
+    manifests = []
+    for _ in range(2):
+        run_pipeline(pipeline(), build_directory, root=root)
+        manifests.append(load_manifest(build_directory / "smoke"))
+        shutil.rmtree(build_directory / "smoke")
+    first, second = manifests
+    assert first is not None
+    assert second is not None
+    assert first.result == {"report": {"text": " Paris", "ms_to_ready": 10.0}}
+    assert first.outputs_sha256() == second.outputs_sha256()
