@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -48,8 +49,11 @@ def _read_chunks(path: Path, name: str, dtype: str) -> Iterator[NDArray[Any]]:
 def _load(path: Path) -> dict[Any, Any]:
     if not path.is_file():
         raise CheckpointError(path, "the file exists", "no such file", "fetch the whole checkpoint")
+    torch = _torch()
+    if not zipfile.is_zipfile(path):  # cut short, or a bare pickle as torch wrote before 1.6
+        raise CheckpointError(path, "a weights-only loader can read the file", "no zip archive", _CURE)
     try:
-        loaded = _torch().load(path, map_location="cpu", mmap=True, weights_only=True)
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(path, "a weights-only loader can read the file", reason, _CURE) from error
