@@ -51,8 +51,8 @@ def write_tiny_checkpoint(
 ) -> Path:
     """Write a random checkpoint with a byte-level tokenizer and a ChatML template; return ``directory``.
 
-    ``extra_config`` is merged into ``config.json`` last; ``attention_bias`` and ``mlp_bias`` in it add the bias tensors.
-    The tokenizer has ``NUM_TOKENS`` ids, ``<|im_end|>`` (2) ends a text.
+    ``extra_config`` is merged into ``config.json`` last; ``attention_bias`` and ``mlp_bias`` in it add the bias
+    tensors. The tokenizer has ``NUM_TOKENS`` ids, ``<|im_end|>`` (2) ends a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
     size_of_head = head_dim or (128 if architecture == "qwen3" else hidden_size // heads)
