@@ -34,14 +34,15 @@ class Scheduler:
     def schedule(self) -> list[Sequence]:
         """Choose the sequences of the next step and set their ``num_scheduled``; every scheduled token has a slot.
 
-        One token of each decoding sequence first; then prefill chunks, oldest first, in what is left of
-        ``max_num_tokens``; then new sequences while they fit. Empty only when there is nothing to do.
+        One token of each decoding sequence first; what is left of ``max_num_tokens`` goes to the prompt begun before,
+        then to new sequences while they fit. Empty only when there is nothing to do.
         """
         scheduled = self._schedule_decode()
         budget = self.limits.max_num_tokens - len(scheduled)
-        for sequence in self.running:
-            if sequence.num_pending > 1 and budget > 0:
-                budget -= self._schedule_prefill(sequence, budget, scheduled)
+        # The next prompt is begun when the one before is done, so only the youngest can be in the middle of one; and
+        # the others are fewer than max_batch_size <= max_num_tokens, so some budget is left for it.
+        if self.running and self.running[-1].num_pending > 1:
+            budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
         while budget > 0 and self._admit_next():
             budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
         assert scheduled or not (self.running or self.waiting), "the oldest sequence always makes progress"
