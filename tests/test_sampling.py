@@ -4,7 +4,7 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.sampling
@@ -15,6 +15,7 @@ seeds = st.integers(0, 2**64 - 1)
 PINNED = [[10946269.0, 11764387.0, 6494865.0], [6144522.0, 12428646.0, 13633524.0]]
 
 
+@settings(deadline=None)
 @given(seeds, st.lists(st.integers(0, 2**40), max_size=20))
 def test_uniform_depends_on_seed_and_position_only(seed: int, positions: list[int]) -> None:
     together = uniform(seed, positions)
@@ -54,6 +55,7 @@ def naive_kept(logits: list[float], temperature: float, top_k: int, top_p: float
     return kept
 
 
+@settings(deadline=None)
 @given(
     logit_rows, st.sampled_from([0.5, 1.0, 2.0]), st.integers(0, 45), st.sampled_from([0.013, 0.31, 0.77, 0.951, 1.0])
 )
@@ -62,6 +64,7 @@ def test_kept_tokens_follow_the_definition(logits: list[float], temperature: flo
     assert (probabilities > 0).tolist() == naive_kept(logits, temperature, top_k, top_p)
 
 
+@settings(deadline=None)
 @given(logit_rows, st.integers(0, 45), st.sampled_from([0.31, 0.951, 1.0]), st.integers(0, 2**24 - 1))
 def test_the_drawn_token_brackets_the_random_number(logits: list[float], top_k: int, top_p: float, bits: int) -> None:
     number = bits / 2**24

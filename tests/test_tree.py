@@ -4,7 +4,7 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.tree
@@ -18,6 +18,7 @@ def trees(draw: st.DrawFn) -> list[int]:
     return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, num_nodes))]
 
 
+@settings(deadline=None)
 @given(trees())
 def test_a_node_attends_to_itself_and_its_ancestors(parents: list[int]) -> None:
     mask = build_tree_mask(parents)
@@ -30,6 +31,7 @@ def test_a_node_attends_to_itself_and_its_ancestors(parents: list[int]) -> None:
         assert position_offsets(parents)[node] == len(path) - 1
 
 
+@settings(deadline=None)
 @given(trees())
 def test_packing_is_lossless_and_little_endian(parents: list[int]) -> None:
     mask = build_tree_mask(parents)

@@ -82,6 +82,7 @@ class Scheduler:
         index = 0
         while index < len(self.running):  # a preemption shortens the list, at its tail
             sequence = self.running[index]
+            assert sequence.num_pending == 1 or sequence is self.running[-1]
             if sequence.num_pending == 1 and self._cover_next_token(sequence):
                 sequence.num_scheduled = 1
                 scheduled.append(sequence)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from draftline.errors import RequestError
+
 _REPLACEMENT = "\ufffd"
 _MAX_WINDOW_TOKENS = 16
 _MAX_UNSETTLED_TOKENS = 64
@@ -18,12 +20,14 @@ class TextStream:
     of their first token keep the spaces inside the answer.
 
     ``stop_words``: the answer ends before the first of them that is *completed* as the text grows (of several completed
-    by the same character, the longest). This does not depend on how the tokens arrive. Empty words are refused by
-    an assertion: they would stop every answer before it starts.
+    by the same character, the longest). This does not depend on how the tokens arrive.
+
+    Raises: RequestError for an empty stop word, which would end every answer before it starts.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop_words: Sequence[str] = ()) -> None:
-        assert all(stop_words), "a stop word is not empty"
+        if not all(stop_words):
+            raise RequestError("stop_words", "every stop word has at least one character", '""', "leave it out")
         self._decode = decode
         self._stop_words = tuple(stop_words)
         self._window: list[int] = []

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftline.errors import RequestError
 from draftline.runtime.text_stream import TextStream
 
 
@@ -86,6 +87,7 @@ def test_long_undecodable_answers_one_byte_at_a_time(torn: bytes, num_bytes: int
     assert decoder.longest <= 70
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=80) | st.lists(st.sampled_from([4, 4, 4, 4, 4, 4, 1]), max_size=150))
 def test_spaces_inside_survive_a_decoder_that_drops_the_first(token_ids: list[int]) -> None:
     stream = TextStream(decode_metaspace)
@@ -123,6 +125,11 @@ def test_a_long_chunk_that_ends_within_a_character() -> None:
     content = ("a" * 89 + "中").encode() * 3
     stream = TextStream(ByteLevel([bytes([octet]) for octet in content]).decode)
     assert stream_all(stream, [range(90), range(90, 200), range(200, len(content))]) == content.decode()
+
+
+def test_an_empty_stop_word_is_refused() -> None:
+    with pytest.raises(RequestError, match=r'^stop_words: .*; got ""; leave it out$'):
+        TextStream(decode_metaspace, ["a", ""])
 
 
 def test_special_tokens_do_not_cost_a_space() -> None:
