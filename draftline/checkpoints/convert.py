@@ -25,7 +25,6 @@ from draftline.checkpoints.huggingface import open_huggingface
 from draftline.checkpoints.names import EMBEDDING, LM_HEAD, TargetTensor, check_tensors
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 from draftline.checkpoints.source_tensor import SourceCheckpoint, SourceTensor
-from draftline.checkpoints.tokenizer import check_tokenizer
 from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint_config
 from draftline.errors import CheckpointError
 
@@ -56,7 +55,6 @@ def convert_checkpoint(
     try:
         with disk_full_named(destination, num_bytes):
             checkpoint.write_tokenizer(partial_directory)
-            check_tokenizer(partial_directory, checkpoint.config.vocab_size, shown_as=checkpoint.where)
             entries = _target_entries(targets, checkpoint, dtype, lambda done_bytes: progress(done_bytes, num_bytes))
             write_safetensors(partial_directory / WEIGHTS_FILE, entries)
             write_checkpoint_config(partial_directory / CONFIG_FILE, checkpoint.config)

@@ -89,6 +89,10 @@ def open_gguf(path: Path, dtype: str) -> SourceCheckpoint:
     by_name = {tensor.name: tensor for tensor in reader.tensors}
     raw = _huggingface_config(path, architecture, metadata, by_name)
     config = parse_huggingface_config(JsonObject(path, raw), None, dtype)
+    num_tokens = len(metadata.get("tokenizer.ggml.tokens") or ())
+    if num_tokens > config.vocab_size:
+        rule = f"token ids are below vocab_size {config.vocab_size}"
+        raise CheckpointError(path, rule, f"{num_tokens} tokens", "fetch the file again")
     tensors = dict(_source_tensor(path, tensor, architecture, config.head_size) for tensor in reader.tensors)
     return SourceCheckpoint(path, config, tensors, partial(write_gguf_tokenizer, path, metadata))
 

@@ -12,6 +12,7 @@ from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.pytorch_file import open_pytorch_file
 from draftline.checkpoints.safetensors_file import read_chunks, tensor_locations
 from draftline.checkpoints.source_tensor import SourceCheckpoint, SourceTensor
+from draftline.checkpoints.tokenizer import check_tokenizer
 from draftline.errors import CheckpointError
 
 # Copied to the converted checkpoint where present; only tokenizer.json is required.
@@ -35,9 +36,7 @@ def open_huggingface(directory: Path, dtype: str) -> SourceCheckpoint:
     generation_path = directory / "generation_config.json"
     generation = load_json(generation_path) if generation_path.exists() else None
     config = parse_huggingface_config(load_json(directory / "config.json"), generation, dtype)
-    if not (directory / "tokenizer.json").is_file():
-        cure = "write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        raise CheckpointError(directory / "tokenizer.json", "the checkpoint has its tokenizer", "no such file", cure)
+    check_tokenizer(directory, config.vocab_size)
     return SourceCheckpoint(directory, config, _open_weights(directory), partial(_copy_tokenizer, directory))
 
 

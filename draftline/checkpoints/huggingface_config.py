@@ -118,7 +118,7 @@ def _architecture(config: JsonObject) -> str:
     names = config.get("architectures")
     if names is None:
         model_type = config.get("model_type")
-        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or [str(model_type)]
+        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or model_type
     if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
         raise config.error("architectures", f"one of {', '.join(FAMILIES)}", names, "choose a supported model")
     return str(names[0])

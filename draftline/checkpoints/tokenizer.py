@@ -47,6 +47,11 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of every token, added ones included."""
+        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return ids
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """Render messages (``role``, ``content``) with the checkpoint's chat template, as transformers does.
 
@@ -87,7 +92,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         CheckpointError: a file is missing or damaged.
     """
     path = directory / TOKENIZER_FILE
-    load_json(path)  # a clear error for a missing or cut file
+    if not path.is_file():
+        cure = "write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        raise CheckpointError(path, "the checkpoint has its tokenizer", "no such file", cure)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises this very class and no narrower one
@@ -102,24 +109,14 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     return Tokenizer(backend, settings, _chat_template(directory, settings))
 
 
-def check_tokenizer(directory: Path, vocab_size: int, shown_as: Path) -> None:
-    """Raise CheckpointError unless the tokenizer loads and all its ids are below ``vocab_size``.
-
-    ``shown_as`` is the checkpoint that error messages name.
-    """
-    load_tokenizer(directory)
-    raw = load_json(directory / TOKENIZER_FILE)
-    vocabulary = (raw.get("model") or {}).get("vocab", {})
-    if isinstance(vocabulary, dict):
-        largest = max(((token_id, token) for token, token_id in vocabulary.items()), default=(-1, ""))
-    else:  # Unigram: a list of (token, score), the id is the index
-        largest = (len(vocabulary) - 1, vocabulary[-1][0] if vocabulary else "")
-    added = [(item["id"], item["content"]) for item in raw.get("added_tokens") or ()]
-    token_id, token = max([largest, *added])
+def check_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Raise CheckpointError unless the tokenizer loads and all its ids are below ``vocab_size``."""
+    vocabulary = load_tokenizer(directory).vocabulary()
+    token, token_id = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
     if token_id >= vocab_size:
-        rule = f"token ids of {TOKENIZER_FILE} are below vocab_size {vocab_size}"
         cure = "use the tokenizer of this very checkpoint"
-        raise CheckpointError(shown_as, rule, f"id {token_id} of {token!r}", cure)
+        got = f"id {token_id} of {token!r}"
+        raise CheckpointError(directory / TOKENIZER_FILE, f"token ids are below vocab_size {vocab_size}", got, cure)
 
 
 def _chat_template(directory: Path, settings: JsonObject) -> str | None:

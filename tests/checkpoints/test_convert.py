@@ -218,7 +218,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "s", vocab_size=260)
-    fails(source, "token ids of tokenizer.json are below vocab_size 260; got id 266 of 'an'")
+    fails(source, "s/tokenizer.json: token ids are below vocab_size 260; got id 266 of 'an'")
 
 
 def test_a_missing_tokenizer_is_refused_with_its_cure(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_missing_tokenizer_is_refused_with_its_cure(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "s")
     (source / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
-    fails(source, "tokenizer.json: the tokenizers package can read it")
+    fails(source, "s/tokenizer.json: the tokenizers package can read it")
 
 
 def test_missing_checkpoints_and_files_are_refused(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, dtype: str) ->
     write_large_checkpoint(source, layers=16)
     assert (source / "model.safetensors").stat().st_size > 200e6
     largest_bytes = 1365 * 512 * 4
-    argv = [sys.executable, "-c", MEASURE_MEMORY, source, tiny, tmp_path / "c", dtype]
+    argv = [sys.executable, "-c", MEASURE_MEMORY, *map(str, (source, tiny, tmp_path / "c", dtype))]
     result = subprocess.run(argv, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert int(result.stdout) < 2 * largest_bytes + 8e6
 

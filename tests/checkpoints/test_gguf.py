@@ -71,7 +71,7 @@ def write_gguf(path: Path, architecture: Architecture, pre: str = "gpt-2", **cha
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_vocab_size(config["vocab_size"])
+    writer.add_vocab_size(changes.get("vocab_size", config["vocab_size"]))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
@@ -162,6 +162,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "tokenizer model": ("llama", {"tokenizer_model": "llama"}, "tokenizer.ggml.model is gpt2"),
     "split": ("llama", {"pre": "tekken"}, "tokenizer.ggml.pre is one of .*; got tekken"),
     "metadata": ("llama", {"metadata": {"llama.rope.scaling.attn_factor": 2.0}}, "llama.rope.scaling.attn_factor"),
+    "vocabulary": ("llama", {"vocab_size": 260}, "token ids are below vocab_size 260; got 267 tokens"),
     "tensor": ("llama", {"tensors": {"rope_freqs.weight": np.ones(16, np.float32)}}, "known names; got rope_freqs"),
 }
 

@@ -29,7 +29,7 @@ def write_pytorch_checkpoint(directory: Path, dtype: str = "float32", shards: in
     if shards == 1:
         torch.save(state, directory / "pytorch_model.bin")
         return directory
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         members = list(state)[shard::shards]
         torch.save({name: state[name] for name in members}, directory / f"pytorch_model-{shard}.bin")
@@ -70,7 +70,8 @@ def test_a_pickle_that_runs_code_is_refused_unrun(tmp_path: Path, as_zip: bool) 
 
 def test_anything_but_tensors_is_refused(tmp_path: Path) -> None:
     source = write_pytorch_checkpoint(tmp_path / "s")
-    for content in ({"state_dict": {}}, [torch.zeros(1)], {1: torch.zeros(1)}):
+    contents: tuple[object, ...] = ({"state_dict": {}}, [torch.zeros(1)], {1: torch.zeros(1)})
+    for content in contents:
         torch.save(content, source / "pytorch_model.bin")
         with pytest.raises(CheckpointError, match="maps names to tensors"):
             convert_checkpoint(source, tmp_path / "c", "float32", lambda done, total: None)

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftline.checkpoints import safetensors_file
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.safetensors_file import (
     TensorEntry,
@@ -145,7 +144,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(
             raise OSError(number, os.strerror(number))
         return int(write(descriptor, view))
 
-    monkeypatch.setattr(safetensors_file.os, "write", fail_at_the_tensor)
+    monkeypatch.setattr(os, "write", fail_at_the_tensor)
     with pytest.raises(CheckpointError, match=r"t: the disk has room for 4192 bytes") as caught:
         write_safetensors(tmp_path / "t", [entry_of("t", "float32", np.zeros(1016, np.float32))])
     assert "\n" not in str(caught.value)

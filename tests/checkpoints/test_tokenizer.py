@@ -85,7 +85,7 @@ def test_templates_that_fail_make_a_request_error(tmp_path: Path, template: str 
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer.json: the file exists"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: the checkpoint has its tokenizer"):
         load_tokenizer(tmp_path)
     write_tiny_tokenizer(tmp_path)
     edit_settings(tmp_path, eos_token="<|never|>")
