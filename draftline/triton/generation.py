@@ -63,13 +63,22 @@ class GenerationService:
     """
 
     def __init__(
-        self, engine: ServedEngine, model: ServedModel, pb_utils: Any, *, period_ms: int, control_id: str | None = None
+        self,
+        engine: ServedEngine,
+        model: ServedModel,
+        pb_utils: Any,
+        *,
+        cancellation_period_ms: int,
+        statistics_period_ms: int,
+        control_id: str | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
         self._pb_utils = pb_utils
         self._final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        self._period_seconds = period_ms / 1000
+        self._cancellation_seconds = cancellation_period_ms / 1000
+        self._statistics_seconds = statistics_period_ms / 1000
+        self._next_statistics = time.monotonic()
         self._control_id = control_id
         self._stopping = False
         self._stream_ids = itertools.count()
@@ -151,7 +160,7 @@ class GenerationService:
             now = time.monotonic()
             if now >= next_check:
                 self._check_clients()
-                next_check = now + self._period_seconds
+                next_check = now + self._cancellation_seconds
             try:
                 stream = self._ready.get(timeout=max(0.0, next_check - time.monotonic()))
             except queue.Empty:
@@ -159,13 +168,17 @@ class GenerationService:
             if stream is None:
                 break
             self._send_pending(stream)
-        self._metrics.report(self._engine.statistics(), num_active=len(self._calls))
+        self._metrics.report_active(0)
+        self._metrics.report_statistics(self._engine.statistics())
 
     def _check_clients(self) -> None:
         with self._lock:
             calls = list(self._calls)
         self._cancel(call for call in calls if call.sender.is_cancelled())
-        self._metrics.report(self._engine.statistics(), num_active=len(calls))
+        self._metrics.report_active(len(calls))
+        if time.monotonic() >= self._next_statistics:
+            self._metrics.report_statistics(self._engine.statistics())
+            self._next_statistics = time.monotonic() + self._statistics_seconds
 
     def _send_pending(self, stream: _Stream) -> None:
         with self._lock:

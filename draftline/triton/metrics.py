@@ -45,7 +45,7 @@ class MetricsReporter:
             for name, description in DESCRIPTIONS.items()
         }
         self._gauges: dict[str, Any] = {}
-        self._last: dict[str, float] = {}
+        self._last: dict[str, int] = {}
         for name, (label, attributes) in GAUGES.items():
             for value, attribute in attributes.items():
                 self._gauges[attribute] = self._add_gauge(name, label, value)
@@ -54,10 +54,16 @@ class MetricsReporter:
     def _add_gauge(self, family: str, label: str, value: str) -> Any:
         return self._families[family].Metric(labels={"model": "tensorrt_llm", "version": "1", label: value})
 
-    def report(self, statistics: EngineStatistics, num_active: int) -> None:
-        """Set the gauges that changed (each ``set`` is a round trip to the server)."""
-        for key, gauge in self._gauges.items():
-            value = float(num_active if key == "active" else getattr(statistics, key))
-            if self._last.get(key) != value:
-                gauge.set(value)
-                self._last[key] = value
+    def report_active(self, num_active: int) -> None:
+        """Set the number of requests that have no final response yet; draining waits for its zero."""
+        self._set("active", num_active)
+
+    def report_statistics(self, statistics: EngineStatistics) -> None:
+        """Set the gauges of the engine."""
+        for attribute in self._gauges.keys() - {"active"}:
+            self._set(attribute, getattr(statistics, attribute))
+
+    def _set(self, key: str, value: int) -> None:
+        if self._last.get(key) != value:  # a set is a round trip to the server
+            self._gauges[key].set(float(value))
+            self._last[key] = value

@@ -27,6 +27,7 @@ from draftline.triton.repository import SERVE_FILE
 from draftline.triton.tritonserver import find_tritonserver
 
 CONTROL_KEY = "draftline-control"
+RESTRICTED_APIS = "model-repository,trace,logging"
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,8 +61,8 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def start(self, timeout_seconds: float = 120.0, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Start the server and wait until every model answers.
+    def start(self, timeout_seconds: float = 120.0, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Start the server and wait until every model answers; False where ``interrupted`` came first.
 
         **Raises** ServerError where a port is taken, a model does not load, or the server is not ready in time.
         """
@@ -70,10 +71,13 @@ class TritonServer:
         self._run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
         try:
             self._launch()
-            self._wait_until_ready(timeout_seconds, interrupted)
+            is_ready = self._wait_until_ready(timeout_seconds, interrupted)
         except BaseException:
             self.kill()
             raise
+        if not is_ready:
+            self.kill()
+        return is_ready
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -121,11 +125,11 @@ class TritonServer:
         arguments = [
             *program.arguments,
             f"--model-repository={self._repository}",
-            # Loading and unloading models is how draining works; nobody else may (a model is code).
+            # Unloading models is how draining works. Nobody else may (a model is code), nor choose files to write.
             "--model-control-mode=explicit",
             "--load-model=*",
-            f"--http-restricted-api=model-repository:{secret}",
-            f"--grpc-restricted-protocol=model-repository:{secret}",
+            f"--http-restricted-api={RESTRICTED_APIS}:{secret}",
+            f"--grpc-restricted-protocol={RESTRICTED_APIS}:{secret}",
             "--disable-auto-complete-config",
             f"--http-address={self.host}",
             f"--grpc-address={self.host}",
@@ -148,7 +152,7 @@ class TritonServer:
                 preexec_fn=_die_with_parent(os.getpid()),
             )
 
-    def _wait_until_ready(self, timeout_seconds: float, interrupted: Callable[[], bool]) -> None:
+    def _wait_until_ready(self, timeout_seconds: float, interrupted: Callable[[], bool]) -> bool:
         assert self._process is not None
         deadline = time.monotonic() + timeout_seconds
         while not self._control.is_ready():
@@ -156,11 +160,12 @@ class TritonServer:
                 got = f"exit code {self._process.returncode}: {self._read_problem()}"
                 raise ServerError("tritonserver", "must load every model", got, f"read {self.log_file}")
             if interrupted():
-                raise ServerError("tritonserver", "must be ready before it is stopped", "a signal", "start it again")
+                return False
             if time.monotonic() > deadline:
                 got = f"{timeout_seconds:.0f} s without: {self._read_problem()}"
                 raise ServerError("tritonserver", "must be ready in time", got, f"read {self.log_file}")
             time.sleep(0.05)
+        return True
 
     def _read_problem(self) -> str:
         return find_problem(self.log_file.read_text("utf-8", "replace"))
@@ -211,7 +216,8 @@ def serve(
     previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server = TritonServer(repository.resolve(), host=packaged["host"], ports=ports, log_file=log_file)
-        server.start(interrupted=stopped.is_set)
+        if not server.start(interrupted=stopped.is_set):
+            return 0
         host = packaged["host"]
         print(
             f"{packaged['name']} is ready: http://{host}:{ports.http}/v2/models/ensemble/generate_stream"

@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def post(server, path: str, body: object) -> tuple[int, str]:
     try:
         connection.request(
             "POST",
-            f"/v2/{path}" if path.startswith("repository/") else f"/v2/models/{path}",
+            f"/v2/{path}" if path.startswith(("repository/", "logging", "trace/")) else f"/v2/models/{path}",
             json.dumps(body) if not isinstance(body, bytes) else body,
         )
         response = connection.getresponse()
@@ -241,9 +242,23 @@ def test_many_clients_at_once_get_their_own_text(client, tokenizer) -> None:
     assert answers == {place: recite(tokenizer, prompt, 20 + place) for place, prompt in enumerate(prompts)}
 
 
+def test_any_seed_fixes_a_sampled_answer(client) -> None:
+    answers = {client.generate("hello", max_tokens=5, temperature=0.8, top_p=0.9, seed=2**64 - 1) for _ in range(2)}
+    assert len(answers) == 1
+
+
+def test_afterwards_every_block_is_free(server) -> None:
+    wait_until_idle(server)
+    time.sleep(0.1)  # one reporting period
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    (used,) = [line for line in lines if 'kv_cache_block_type="used"' in line]
+    assert used.endswith(" 0")
+
+
 def test_models_cannot_be_loaded_by_clients(server) -> None:
-    status, _ = post(server, "repository/models/ensemble/unload", {})
-    assert status == 403
+    for path in ("repository/models/ensemble/unload", "logging", "trace/setting"):
+        assert post(server, path, {})[0] == 403
 
 
 def test_a_chat_is_rendered_by_the_published_template(client) -> None:

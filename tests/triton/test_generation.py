@@ -138,7 +138,9 @@ def engine():
 
 @pytest.fixture
 def service(engine, model):
-    service = GenerationService(engine, model, PB_UTILS, period_ms=10, control_id="secret")
+    service = GenerationService(
+        engine, model, PB_UTILS, cancellation_period_ms=10, statistics_period_ms=10, control_id="secret"
+    )
     yield service
     service.close()
 

@@ -103,6 +103,23 @@ def test_no_server_survives_a_killed_parent(build) -> None:
     assert not tritonserver_pids(ports)
 
 
+def test_a_stop_before_readiness_is_clean(build) -> None:
+    server = TritonServer(
+        build / "model_repository", host="127.0.0.1", ports=find_free_ports(), log_file=build / "early.log"
+    )
+    assert not server.start(interrupted=lambda: True)
+    assert not server.is_running()
+    assert server.stop() == 0
+
+
+def test_a_tritonserver_on_path_is_taken_as_it_is(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(tritonserver.shutil, "which", lambda name: f"/opt/tritonserver/bin/{name}")
+    program = tritonserver.find_tritonserver(tmp_path)
+    assert program.arguments == ["/opt/tritonserver/bin/tritonserver"]
+    assert program.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path) -> None:
     build = write_build(tmp_path)
     (build / "engine" / "tokenizer.json").unlink()
@@ -158,11 +175,16 @@ def test_the_problem_of_a_log_is_one_line() -> None:
     assert find_problem("") == "no log"
 
 
+def own_shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"draftline_{os.getpid()}_")}
+
+
 def test_smoke_asks_both_protocols_and_leaves_nothing(build) -> None:
+    before = own_shared_memory()
     report = smoke_test(build / "model_repository", make_pipeline(), "hello")
     assert report["num_output_tokens"] == 16
     assert report["text"]
     assert report["ready_ms"] > 0
     json.dumps(report)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"draftline_{os.getpid()}_")]
+    assert own_shared_memory() == before
     assert not (build / "smoke-tritonserver.log").exists()

@@ -24,7 +24,8 @@ class TritonPythonModel:
             loaded.engine,
             model,
             pb_utils,
-            period_ms=arguments.integer("cancellation_check_period_ms"),
+            cancellation_period_ms=arguments.integer("cancellation_check_period_ms"),
+            statistics_period_ms=arguments.integer("stats_check_period_ms"),
             control_id=arguments.control_id,
         )
 

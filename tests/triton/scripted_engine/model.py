@@ -45,7 +45,9 @@ class TritonPythonModel:
             block_size=16, max_blocks=512, prefix_cache=True,
         )  # fmt: skip
         model = ServedModel(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset([2]))
-        self.service = GenerationService(engine, model, pb_utils, period_ms=50, control_id=arguments.control_id)
+        self.service = GenerationService(
+            engine, model, pb_utils, cancellation_period_ms=50, statistics_period_ms=50, control_id=arguments.control_id
+        )
 
     def execute(self, requests):
         self.service.execute(requests)
