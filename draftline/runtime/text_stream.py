@@ -42,9 +42,23 @@ class TextStream:
         Held back until it is decided: an incomplete character at the end (it decodes to U+FFFD), and a suffix that may
         become a stop word. After a stop word, ``stopped`` is True and every further call returns an empty string.
         """
-        if self.stopped or not token_ids:
+        pieces = []
+        for token_id in token_ids:
+            if self.stopped:
+                break
+            pieces.append(self._push(token_id))
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """Return what is still held back, characters that stayed incomplete included, up to a stop word."""
+        if self.stopped:
             return ""
-        self._window.extend(token_ids)
+        piece = self._decode(self._window)[self._num_settled :]
+        self._window, self._num_settled, self._boundary = [], 0, 0
+        return self._release(piece, is_last=True)
+
+    def _push(self, token_id: int) -> str:
+        self._window.append(token_id)
         text = self._decode(self._window)
         whole = text.rstrip(_REPLACEMENT)
         piece = text[self._num_settled : len(whole)]
@@ -54,14 +68,6 @@ class TextStream:
         elif len(self._window) > _MAX_UNSETTLED_TOKENS:
             piece += self._settle(text)
         return self._release(piece, is_last=False)
-
-    def finish(self) -> str:
-        """Return what is still held back, characters that stayed incomplete included, up to a stop word."""
-        if self.stopped:
-            return ""
-        piece = self._decode(self._window)[self._num_settled :]
-        self._window, self._num_settled, self._boundary = [], 0, 0
-        return self._release(piece, is_last=True)
 
     def _slide(self) -> None:
         """Shorten a window that ends in a whole character; its new start is an earlier such end."""

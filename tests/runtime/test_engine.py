@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -109,6 +109,33 @@ def test_many_clients_get_the_answers_they_get_alone() -> None:
     assert statistics.num_generated_tokens == sum(len(collector.tokens()) for _, collector in results.values())
 
 
+def test_sixteen_clients_among_them_a_long_prompt_and_a_cancelled_one() -> None:
+    session = FakeSession(num_blocks=320, block_size=16, vocab_size=VOCAB_SIZE, max_num_tokens=512)
+    collectors = [Collector() for _ in range(16)]
+    requests = [
+        Request(
+            f"{number}",
+            [number] * (4000 if number == 5 else 1 + 31 * number),
+            8 + number if number != 11 else 2000,
+            collector,
+            SamplingParameters(0.8 * (number % 2), seed=number),
+        )
+        for number, collector in enumerate(collectors)
+    ]
+    sizes = {"max_batch_size": 16, "max_seq_len": 4352, "max_num_tokens": 512, "block_size": 16, "max_blocks": 320}
+    with closing(Engine(session, prefix_cache=True, **sizes)) as engine:
+        for request in requests:
+            engine.submit(request)
+        assert collectors[11].first.wait(10)
+        engine.cancel("11")
+        for request, collector in zip(requests, collectors, strict=True):
+            if request.request_id == "11":
+                assert collector.last().finish_reason == "cancelled"
+            else:
+                assert collector.tokens() == answer(request, VOCAB_SIZE)
+        assert engine.statistics().num_blocks_free == 320
+
+
 def test_cancelling_running_and_waiting_requests() -> None:
     session, collectors = GatedSession(), [Collector() for _ in range(6)]
     with serving(session) as engine:
@@ -175,10 +202,10 @@ def test_closing_ends_everything_as_cancelled() -> None:
         session.gate.clear()
         for number, collector in enumerate(collectors):
             engine.submit(make_request(f"{number}", collector, max_tokens=100))
-        closing = threading.Thread(target=engine.close)
-        closing.start()
+        closer = threading.Thread(target=engine.close)
+        closer.start()
         session.gate.set()
-        closing.join()
+        closer.join()
         assert {collector.last().finish_reason for collector in collectors} == {"cancelled"}
         with pytest.raises(RequestError, match="engine: must be open; got closed"):
             engine.submit(make_request("late", Collector()))

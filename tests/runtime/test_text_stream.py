@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
 
 from draftline.errors import RequestError
 from draftline.runtime.text_stream import TextStream
+from tests.tiny_checkpoints import write_tiny_tokenizer
 
 
 def cut(text: str, stop_words: Sequence[str]) -> str:
@@ -125,6 +127,41 @@ def test_a_long_chunk_that_ends_within_a_character() -> None:
     content = ("a" * 89 + "中").encode() * 3
     stream = TextStream(ByteLevel([bytes([octet]) for octet in content]).decode)
     assert stream_all(stream, [range(90), range(90, 200), range(200, len(content))]) == content.decode()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tiny_tokenizer(directory)
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+@settings(deadline=None)
+@given(texts, st.lists(st.integers(0, 2**31), max_size=60), st.booleans())
+def test_a_real_byte_level_tokenizer(tokenizer: Tokenizer, text: str, draws: list[int], is_text: bool) -> None:
+    """Texts, and any ids at all: incomplete characters and special tokens in every place."""
+    token_ids = tokenizer.encode(text).ids if is_text else [draw % tokenizer.get_vocab_size() for draw in draws]
+    stream = TextStream(tokenizer.decode)
+    assert stream_all(stream, [[token_id] for token_id in token_ids]) == tokenizer.decode(token_ids)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab 中😀é"), max_size=120))
+def test_a_real_decoder_with_byte_fallback(text: str) -> None:
+    """The decoder of Llama 2 and Mistral: a whole run of byte tokens is U+FFFD until its last character is complete."""
+    decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    words = ("\u2581" + text.replace(" ", "\u2581")) if text else ""
+    pieces: list[str] = []
+    for character in words:
+        is_plain = character == "\u2581" or character.isascii()
+        pieces += [character] if is_plain else [f"<0x{octet:02X}>" for octet in character.encode()]
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(decoder.decode([pieces[token_id] for token_id in token_ids]))
+
+    assert stream_all(TextStream(decode), [[index] for index in range(len(pieces))]) == text
 
 
 def test_an_empty_stop_word_is_refused() -> None:
