@@ -42,9 +42,9 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def vocabulary(self) -> dict[str, int]:

@@ -275,6 +275,25 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     fails(source, "the disk has room for")
 
 
+WITH_SMALL_FILES = """
+import resource, sys
+from pathlib import Path
+from draftline.checkpoints.convert import convert_checkpoint
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), "float32", lambda done, total: None)
+"""
+
+
+def test_the_operating_system_itself_refuses_to_write_more(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "s")
+    argv = [sys.executable, "-c", WITH_SMALL_FILES, str(source), str(tmp_path / "c")]
+    result = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "CheckpointError: " in result.stderr
+    assert "the disk has room for" in result.stderr.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
 def write_large_checkpoint(directory: Path, layers: int, dtype: str = "float32") -> None:
     """Write a checkpoint of zeros, 12.6 MB per layer in float32."""
     write_tiny_checkpoint(

@@ -148,6 +148,15 @@ def test_splits_cut_digits_as_their_models_do(tmp_path: Path, pre: str) -> None:
     assert pieces == wanted.get(pre, llama3)
 
 
+def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "qwen3", "smollm")
+    for name in ("a", "b"):
+        convert(tmp_path / "model.gguf", tmp_path / name)
+    assert len(list((tmp_path / "a").iterdir())) == 5
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
 def test_a_flag_puts_bos_before_the_text(tmp_path: Path) -> None:
     metadata = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
     write_gguf(tmp_path / "model.gguf", "llama", metadata=metadata)
