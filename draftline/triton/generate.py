@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TextIO
@@ -30,7 +31,7 @@ def generate(
         text = prompt if raw else client.render_chat([{"role": "user", "content": prompt}])
         started = time.perf_counter()
         times: list[tuple[float, int]] = []
-        for chunk in client.stream_chunks(
+        chunks = client.stream_chunks(
             text,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -38,10 +39,12 @@ def generate(
             top_p=top_p,
             seed=seed,
             stop_words=stop_words,
-        ):
-            times.append((time.perf_counter(), chunk.num_output_tokens))
-            out.write(chunk.text)
-            out.flush()
+        )
+        with contextlib.closing(chunks):  # Ctrl-C cancels the request
+            for chunk in chunks:
+                times.append((time.perf_counter(), chunk.num_output_tokens))
+                out.write(chunk.text)
+                out.flush()
         out.write("\n")
         out.flush()
     print(describe_speed(started, times), file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -21,6 +20,7 @@ from types import TracebackType
 
 from draftline.errors import ArtifactError, ServerError
 from draftline.sessions.engine_config import load_engine_config
+from draftline.triton import die_with_parent
 from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
 from draftline.triton.repository import SERVE_FILE
@@ -28,7 +28,6 @@ from draftline.triton.tritonserver import find_tritonserver
 
 CONTROL_KEY = "draftline-control"
 RESTRICTED_APIS = "model-repository,trace,logging"
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class TritonServer:
 
         **Raises** ServerError where a port is taken, a model does not load, or the server is not ready in time.
         """
+        check_ports_differ(self.ports)
         for field, port in vars(self.ports).items():
             check_port_free(self.host, port, f"serve.{field}_port")
         self._run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
@@ -123,6 +123,7 @@ class TritonServer:
         program = find_tritonserver(self._run_directory)
         secret = f"{CONTROL_KEY}={self._control_id}"
         arguments = [
+            *(sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())),
             *program.arguments,
             f"--model-repository={self._repository}",
             # Unloading models is how draining works. Nobody else may (a model is code), nor choose files to write.
@@ -149,7 +150,6 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only us: we drain first
-                preexec_fn=_die_with_parent(os.getpid()),
             )
 
     def _wait_until_ready(self, timeout_seconds: float, interrupted: Callable[[], bool]) -> bool:
@@ -177,6 +177,13 @@ def find_problem(log: str) -> str:
     told = [line.split("] ", 1)[-1].strip('"') for line in errors]
     failures = [line for line in told if "failed to load" in line] or told
     return "; ".join(dict.fromkeys(failures[:3])) or (log.splitlines() or ["no log"])[-1]
+
+
+def check_ports_differ(ports: Ports) -> None:
+    """Raise ServerError where two ports are one."""
+    numbers = list(vars(ports).values())
+    if len(set(numbers)) < len(numbers):
+        raise ServerError("serve", "its three ports must differ", numbers, "choose another port")
 
 
 def check_port_free(host: str, port: int, field: str) -> None:
@@ -240,14 +247,3 @@ def _finish(server: TritonServer, *, asked: bool) -> int:
         # Every request of ours has ended; Triton keeps some that their clients cancelled at the wrong moment.
         print(f"tritonserver ended with exit code {exit_code}; read {server.log_file}", file=sys.stderr)
     return 0
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork: the child must not import or allocate much
-
-    def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the line above
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return die_with_parent

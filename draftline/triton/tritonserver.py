@@ -6,6 +6,7 @@ which bundles the binary without its surroundings: those are arranged here in a 
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import importlib.util
 import os
@@ -49,11 +50,11 @@ def find_tritonserver(run_directory: Path) -> TritonProgram:
     root = Path(package.submodule_search_locations[0])
     backend_directory = _arrange_backend(root / "tritonserver", run_directory)
     libraries = [
-        str(root.parent / "nvidia_pytriton.libs"),  # copies of the backend lose their relative library path
-        sysconfig.get_config_var("LIBDIR"),  # else the stub takes the system's libpython with our standard library
-        os.environ.get("LD_LIBRARY_PATH"),
+        root.parent / "nvidia_pytriton.libs",  # copies of the backend lose their relative library path
+        *_find_libpython(),
     ]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(library for library in libraries if library)
+    inherited = os.environ.get("LD_LIBRARY_PATH")
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join([*map(str, libraries), *([inherited] if inherited else [])])
     binary = root / "tritonserver" / "bin" / "tritonserver"
     caches = root / "tritonserver" / "caches"
     return TritonProgram(
@@ -69,6 +70,21 @@ def _check_python() -> None:
     if int(numpy_version.split(".")[0]) >= 2:
         # With numpy 2 models load and then send empty tensors.
         raise ServerError("serve", "the bundled Triton needs numpy < 2", numpy_version, "pip install 'numpy<2'")
+
+
+def _find_libpython() -> list[Path]:
+    """Return the folders of this Python's shared library, none where the system's linker knows one.
+
+    Without it the stub does not start, and the server waits for it in silence.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folders = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
+    found = [folder for folder in dict.fromkeys(folders) if (folder / f"libpython{version}.so.1.0").exists()]
+    # Ours comes first: the system's would be taken silently, with our standard library.
+    if not found and ctypes.util.find_library(f"python{version}") is None:
+        cure = f"install libpython{version} or a Python built with --enable-shared"
+        raise ServerError("serve", "Triton needs Python's shared library", f"none in {folders[0]}", cure)
+    return found
 
 
 def _arrange_backend(bundle: Path, run_directory: Path) -> Path:

@@ -95,8 +95,12 @@ def test_requests_that_outlast_the_grace_end_with_an_error(build) -> None:
 def test_no_server_survives_a_killed_parent(build) -> None:
     ports = find_free_ports()
     process = start_serving(build, ports)
-    with process:
+    with process, Client(f"127.0.0.1:{ports.grpc}") as client:
+        stream = client.stream("hello", max_tokens=1900)
+        next(stream)
         process.kill()
+        with pytest.raises(ServerError, match=r"must answer; got UNAVAILABLE"):
+            list(stream)
     deadline = time.monotonic() + 5
     while tritonserver_pids(ports) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -140,6 +144,11 @@ def test_a_port_in_use_is_named_with_its_field(build) -> None:
             check_port_free("127.0.0.1", port, "serve.http_port")
 
 
+def test_two_equal_ports_are_refused(build) -> None:
+    with pytest.raises(ServerError, match="ports must differ"):
+        serve(build, http_port=9001, grpc_port=9001)
+
+
 def test_an_engine_of_another_version_is_refused_by_name(build, tmp_path) -> None:
     shutil.copytree(build / "engine", tmp_path / "engine")
     config = tmp_path / "engine" / "config.json"
@@ -158,6 +167,15 @@ def test_without_a_server_program_the_cure_is_a_pip_line(monkeypatch, tmp_path) 
     monkeypatch.setattr(tritonserver.shutil, "which", lambda name: None)
     monkeypatch.setattr(tritonserver.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install 'draftline\[triton\]'"):
+        tritonserver.find_tritonserver(tmp_path)
+
+
+def test_a_python_without_its_shared_library_is_refused_before_the_start(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(tritonserver.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tritonserver.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    monkeypatch.setattr(tritonserver.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(tritonserver.ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(ServerError, match=r"needs Python's shared library; .*--enable-shared"):
         tritonserver.find_tritonserver(tmp_path)
 
 

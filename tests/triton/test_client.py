@@ -1,0 +1,92 @@
+"""The client's own rules, and the terminal's answer."""
+
+from __future__ import annotations
+
+import doctest
+import io
+
+import pytest
+
+from draftline.errors import RequestError, ServerError
+from draftline.triton import generate as generate_module
+from draftline.triton import preprocessing
+from draftline.triton.chat import ChatTemplate, publish_chat_template
+from draftline.triton.client import Client, _read_error
+from draftline.triton.generate import describe_speed, generate
+from draftline.triton.smoke import find_free_ports
+
+LLAMA = {
+    "chat_template": "{{ bos_token }}{% for message in messages %}[{{ message['content'] }}]{% endfor %}",
+    "adds_bos_token": "true",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "",
+}
+
+
+def test_the_first_token_is_not_put_twice() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert ChatTemplate.from_parameters(LLAMA).render(messages) == "[hi]"
+    assert ChatTemplate.from_parameters({**LLAMA, "adds_bos_token": "false"}).render(messages) == "<s>[hi]"
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        ChatTemplate.from_parameters({**LLAMA, "chat_template": ""}).render([])
+
+
+def test_what_is_published_is_what_the_client_renders(tokenizer) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "你好"}]
+    template = ChatTemplate.from_parameters(publish_chat_template(tokenizer))
+    assert template.render(messages) == tokenizer.render_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "text"),
+    [
+        ("in ensemble 'ensemble', a: b; got c; d", RequestError, "a: b; got c; d"),
+        ("max_tokens: must be >= 1; got -1; send more", RequestError, "max_tokens: must be >= 1; got -1; send more"),
+        ("server: must run; got a shutdown; later", ServerError, "server: must run; got a shutdown; later"),
+        ("Stub process is not healthy", ServerError, "Stub process is not healthy"),
+    ],
+)
+def test_messages_become_errors_again(message, kind, text) -> None:
+    error = _read_error(message)
+    assert type(error) is kind
+    assert text in str(error)
+
+
+def test_without_a_server_the_error_names_the_address() -> None:
+    url = f"127.0.0.1:{find_free_ports().grpc}"
+    with Client(url) as client:
+        assert not client.ready()
+        with pytest.raises(ServerError, match=rf"^{url}: must answer; got UNAVAILABLE"):
+            client.generate("hello", max_tokens=1)
+
+
+def test_a_timeout_ends_the_request_in_the_engine_too(server, client) -> None:
+    with pytest.raises(ServerError, match="DEADLINE_EXCEEDED"):
+        client.generate("hello", max_tokens=1900, timeout_seconds=0.5)
+    assert server._control.wait_until_idle(3)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_the_terminal_gets_the_answer_and_stderr_the_speed(client, capsys, raw) -> None:
+    prompt = "hello" if raw else client.render_chat([{"role": "user", "content": "hello"}])
+    out = io.StringIO()
+    sampling = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
+    assert generate("hello", url=client._url, max_tokens=30, stop_words=[], raw=raw, out=out, **sampling) == 0
+    assert out.getvalue() == client.generate(prompt, max_tokens=30) + "\n"
+    assert capsys.readouterr().err.startswith("30 tokens, ")
+
+
+def test_speed_of_short_answers() -> None:
+    assert describe_speed(0.0, []) == "0 tokens"
+    assert describe_speed(0.0, [(0.25, 1)]) == "1 tokens at 250 ms"
+
+
+@pytest.mark.parametrize("module", [preprocessing, generate_module])
+def test_docstrings(module) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0
