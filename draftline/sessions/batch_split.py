@@ -1,0 +1,110 @@
+"""Split a step into parts whose sequences resemble each other, where padding would cost more than reading the weights again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.sessions.protocol import StepBatch
+
+WEIGHT_BYTES = {"float32": 4.0, "int8": 1.0, "int4": 0.625}
+KV_TRAFFIC = 3  # a gathered key is read from the pool, written, and read by the product
+FLOPS_PER_BYTE = 8  # arithmetic a CPU core does while it reads a byte from memory
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of a part in bytes of memory traffic: ``weights + n * keys * (per_key + per_key_and_row * rows)``."""
+
+    weights: float
+    per_key: float
+    per_key_and_row: float
+
+    @classmethod
+    def of_model(cls, model: CheckpointConfig, weights_dtype: str) -> StepCost:
+        q_size = model.num_attention_heads * model.head_size
+        kv_size = model.num_key_value_heads * model.head_size
+        per_layer = model.hidden_size * (2 * q_size + 2 * kv_size + 3 * model.intermediate_size)
+        weights = model.num_hidden_layers * per_layer + model.vocab_size * model.hidden_size
+        return cls(
+            weights=weights * WEIGHT_BYTES[weights_dtype],
+            per_key=KV_TRAFFIC * model.num_hidden_layers * 2 * kv_size * 4,
+            per_key_and_row=model.num_hidden_layers * 4 * q_size / FLOPS_PER_BYTE,
+        )
+
+    def part(self, num_sequences: int, num_rows: int, num_keys: int) -> float:
+        return self.weights + num_sequences * num_keys * (self.per_key + self.per_key_and_row * num_rows)
+
+
+@dataclass(frozen=True)
+class Part:
+    """``rows`` and ``samples`` say where the part's packed rows and sampled rows stand in the whole step."""
+
+    batch: StepBatch
+    rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+
+
+def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]:
+    """Split a step at the cheapest cuts of its sequences, sorted by rows, then keys. One part if that is cheapest."""
+    lengths = np.diff(batch.sequence_starts).astype(np.int64)
+    keys = batch.context_lengths + lengths
+    order = np.lexsort((keys, lengths))
+    cuts = _cheapest_cuts(lengths[order].tolist(), keys[order].tolist(), cost)
+    if len(cuts) == 1:
+        columns = -(-int(keys.max()) // block_size)
+        everything = replace(batch, block_table=_columns(batch.block_table, columns))
+        return [Part(everything, np.arange(len(batch.input_ids)), np.arange(len(batch.sample_rows)))]
+    parts, first = [], 0
+    for end in cuts:
+        parts.append(_take(batch, np.sort(order[first:end]), lengths, keys, block_size))
+        first = end
+    return parts
+
+
+def _cheapest_cuts(rows: list[int], keys: list[int], cost: StepCost) -> list[int]:
+    """Ends of the parts that minimise the total cost over all ways to cut the sorted sequences (dynamic programming)."""
+    best: list[tuple[float, list[int]]] = [(0.0, [])]
+    for end in range(1, len(rows) + 1):
+        most_keys, candidates = 0, []
+        for first in range(end - 1, -1, -1):
+            most_keys = max(most_keys, keys[first])
+            total = best[first][0] + cost.part(end - first, rows[end - 1], most_keys)
+            candidates.append((total, [*best[first][1], end]))
+        best.append(min(candidates, key=lambda candidate: candidate[0]))
+    return best[-1][1]
+
+
+def _columns(block_table: NDArray[np.int32], columns: int) -> NDArray[np.int32]:
+    """Cut or pad the table: in-step tokens need a key position even where they will never own a slot."""
+    have = block_table.shape[1]
+    if have >= columns:
+        return np.ascontiguousarray(block_table[:, :columns])
+    return np.pad(block_table, ((0, 0), (0, columns - have)), constant_values=-1)
+
+
+def _take(
+    batch: StepBatch, sequences: NDArray[np.int64], lengths: NDArray[np.int64], keys: NDArray[np.int64], block_size: int
+) -> Part:
+    rows = np.concatenate([np.arange(batch.sequence_starts[b], batch.sequence_starts[b + 1]) for b in sequences])
+    new_row = np.full(len(batch.input_ids), -1, np.int32)
+    new_row[rows] = np.arange(len(rows))
+    moved = new_row[batch.sample_rows]
+    samples = np.flatnonzero(moved >= 0)
+    part = StepBatch(
+        input_ids=batch.input_ids[rows],
+        position_ids=batch.position_ids[rows],
+        sequence_starts=np.concatenate([[0], np.cumsum(lengths[sequences])]).astype(np.int32),
+        context_lengths=batch.context_lengths[sequences],
+        block_table=_columns(batch.block_table[sequences], -(-int(keys[sequences].max()) // block_size)),
+        sample_rows=moved[samples],
+        temperature=batch.temperature[samples],
+        top_k=batch.top_k[samples],
+        top_p=batch.top_p[samples],
+        uniform=batch.uniform[samples],
+        packed_mask=None if batch.packed_mask is None else batch.packed_mask[rows],
+    )
+    return Part(part, rows, samples)
