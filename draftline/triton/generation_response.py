@@ -27,8 +27,8 @@ def build_arrays(
     token_ids = [token for output in outputs for token in output.token_ids]
     text = "".join(output.text or "" for output in outputs)
     if not row.streaming and not row.exclude_input_in_output:
+        text = _put_prompt_before(row.prompt_ids, token_ids, text, tokenizer)
         token_ids = [*row.prompt_ids, *token_ids]
-        text = tokenizer.decode(row.prompt_ids, skip_special_tokens=True) + text
     # Triton drops empty tensors, so an answer without tokens is one padded place and the length 0.
     arrays: dict[str, NDArray[Any]] = {
         "output_ids": np.array(token_ids or [-1], np.int32).reshape(1, 1, -1),
@@ -45,6 +45,19 @@ def build_arrays(
     if row.return_perf_metrics and metrics is not None:
         arrays.update(_build_metrics(metrics))
     return arrays
+
+
+def _put_prompt_before(prompt_ids: Sequence[int], token_ids: Sequence[int], text: str, tokenizer: TextTokenizer) -> str:
+    """Return the text of prompt and answer together.
+
+    Some tokenizers drop the space before the first token: what stands before the answer is what decoding both as one
+    puts there. Where the prompt ends inside a character, the two do not meet in whole characters and are just joined.
+    """
+    alone = tokenizer.decode(token_ids, skip_special_tokens=True)
+    together = tokenizer.decode([*prompt_ids, *token_ids], skip_special_tokens=True)
+    if together.endswith(alone):
+        return together[: len(together) - len(alone)] + text
+    return tokenizer.decode(prompt_ids, skip_special_tokens=True) + text
 
 
 def _build_metrics(metrics: Metrics) -> dict[str, NDArray[Any]]:

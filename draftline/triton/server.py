@@ -23,6 +23,7 @@ from draftline.sessions.engine_config import load_engine_config
 from draftline.triton import die_with_parent
 from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
+from draftline.triton.model_processes import find_model_processes, is_alive
 from draftline.triton.repository import SERVE_FILE
 from draftline.triton.tritonserver import find_tritonserver
 
@@ -48,6 +49,7 @@ class TritonServer:
         self._repository = repository
         self._control_id = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._model_processes: dict[str, int] = {}
         self._run_directory: Path | None = None
         self._control = ServerControl(host, ports, CONTROL_KEY, self._control_id)
 
@@ -77,10 +79,18 @@ class TritonServer:
             raise
         if not is_ready:
             self.kill()
+        elif self._process is not None:
+            self._model_processes = find_model_processes(self._process.pid)
         return is_ready
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def check_models(self) -> None:
+        """Raise ServerError where a model's process has died: Triton would stay ready and answer errors for ever."""
+        for name, pid in self._model_processes.items():
+            if not is_alive(pid):
+                raise ServerError(name, "must keep running", "a dead process", f"read {self.log_file}")
 
     def stop(self, drain_seconds: float = 20.0, exit_seconds: float = 10.0) -> int:
         """Stop cleanly and return the exit code of the process.
@@ -231,8 +241,12 @@ def serve(
             f" grpc {host}:{ports.grpc} metrics http://{host}:{ports.metrics}/metrics",
             flush=True,
         )
-        while server.is_running() and not stopped.wait(0.2):
-            pass
+        try:
+            while server.is_running() and not stopped.wait(0.2):
+                server.check_models()
+        except ServerError:
+            server.kill()  # its requests cannot end: nothing to wait for
+            raise
         return _finish(server, asked=stopped.is_set())
     finally:
         for number, handler in previous.items():

@@ -19,6 +19,7 @@ import draftline
 from draftline.errors import ArtifactError, MissingPackageError, ServerError
 from draftline.triton import tritonserver
 from draftline.triton.client import Client
+from draftline.triton.model_processes import find_model_processes
 from draftline.triton.server import Ports, TritonServer, check_port_free, find_problem, serve
 from draftline.triton.smoke import find_free_ports, smoke_test
 from tests.triton.example import CHECKOUT, make_pipeline, write_build
@@ -30,7 +31,9 @@ def start_serving(build: Path, ports: Ports) -> subprocess.Popen:
         f"sys.exit(serve(Path({str(build)!r}), http_port={ports.http}, grpc_port={ports.grpc}, "
         f"metrics_port={ports.metrics}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert "is ready: http://127.0.0.1" in process.stdout.readline()
     return process
 
@@ -104,6 +107,19 @@ def test_no_server_survives_a_killed_parent(build) -> None:
     deadline = time.monotonic() + 5
     while tritonserver_pids(ports) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not tritonserver_pids(ports)
+
+
+def test_serving_ends_with_a_model_that_died(build) -> None:
+    ports = find_free_ports()
+    process = start_serving(build, ports)
+    with process:
+        (server_pid,) = tritonserver_pids(ports)
+        models = find_model_processes(server_pid)
+        assert sorted(models) == ["postprocessing", "preprocessing", "tensorrt_llm"]
+        os.kill(models["tensorrt_llm"], signal.SIGKILL)
+        assert process.wait(10) == 1
+        assert "tensorrt_llm: must keep running; got a dead process" in process.stderr.read()
     assert not tritonserver_pids(ports)
 
 
