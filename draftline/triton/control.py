@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from draftline.triton.metrics import ACTIVE_REQUESTS
@@ -41,14 +42,14 @@ class ServerControl:
             self._ports.http, "POST", "/v2/models/tensorrt_llm/generate", {"id": self._secret, "stop": True, **one}
         )
 
-    def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until the engine has no request; False where it still has one after ``seconds``.
+    def wait_until_idle(self, seconds: float, is_running: Callable[[], bool]) -> bool:
+        """Wait until the engine has no request or its server is gone; False where neither is so after ``seconds``.
 
         The gauge follows the engine by up to its reporting period, so idle means twice zero, a while apart.
         """
         deadline = time.monotonic() + seconds
         num_idle = 0
-        while num_idle < 2:
+        while num_idle < 2 and is_running():
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)

@@ -92,6 +92,10 @@ class TritonServer:
             if not is_alive(pid):
                 raise ServerError(name, "must keep running", "a dead process", f"read {self.log_file}")
 
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until no request runs; False where one still does after ``seconds``."""
+        return self._control.wait_until_idle(seconds, self.is_running)
+
     def stop(self, drain_seconds: float = 20.0, exit_seconds: float = 10.0) -> int:
         """Stop cleanly and return the exit code of the process.
 
@@ -103,9 +107,9 @@ class TritonServer:
             return 0
         if process.poll() is None:
             self._control.refuse_requests()
-            if not self._control.wait_until_idle(drain_seconds):
+            if not self.wait_until_idle(drain_seconds):
                 self._control.end_requests()
-                self._control.wait_until_idle(exit_seconds)
+                self.wait_until_idle(exit_seconds)
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(exit_seconds)

@@ -67,15 +67,20 @@ def test_without_a_server_the_error_names_the_address() -> None:
 def test_a_timeout_ends_the_request_in_the_engine_too(server, client) -> None:
     with pytest.raises(ServerError, match="DEADLINE_EXCEEDED"):
         client.generate("hello", max_tokens=1900, timeout_seconds=0.5)
-    assert server._control.wait_until_idle(3)
+    assert server.wait_until_idle(3)
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_the_terminal_gets_the_answer_and_stderr_the_speed(client, capsys, raw) -> None:
+def test_the_terminal_gets_the_answer_and_stderr_the_speed(server, client, capsys, raw) -> None:
     prompt = "hello" if raw else client.render_chat([{"role": "user", "content": "hello"}])
     out = io.StringIO()
     sampling = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
-    assert generate("hello", url=client._url, max_tokens=30, stop_words=[], raw=raw, out=out, **sampling) == 0
+    assert (
+        generate(
+            "hello", url=f"127.0.0.1:{server.ports.grpc}", max_tokens=30, stop_words=[], raw=raw, out=out, **sampling
+        )
+        == 0
+    )
     assert out.getvalue() == client.generate(prompt, max_tokens=30) + "\n"
     assert capsys.readouterr().err.startswith("30 tokens, ")
 

@@ -192,7 +192,7 @@ def test_bad_requests_over_grpc_become_our_errors(server, client) -> None:
 
 
 def wait_until_idle(server) -> None:
-    assert server._control.wait_until_idle(5), "the engine still runs a request"
+    assert server.wait_until_idle(5), "the engine still runs a request"
 
 
 def test_closing_a_stream_ends_its_request(server, client) -> None:
