@@ -86,7 +86,8 @@ class GenerationService:
         self._lock = threading.Lock()  # guards _calls and every stream's pending outputs
         self._ready: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._metrics = MetricsReporter(pb_utils)
-        self._sender_thread = threading.Thread(target=self._send_until_closed, name="draftline-sender")
+        # A daemon: a stub that lost its server exits without ``close``, and must not wait for this thread.
+        self._sender_thread = threading.Thread(target=self._send_until_closed, name="draftline-sender", daemon=True)
         self._sender_thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:

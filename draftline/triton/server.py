@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ from draftline.sessions.engine_config import load_engine_config
 from draftline.triton import die_with_parent
 from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
-from draftline.triton.model_processes import find_model_processes, is_alive
+from draftline.triton.model_processes import end_model_processes, find_model_processes, is_alive
 from draftline.triton.repository import SERVE_FILE
 from draftline.triton.tritonserver import find_tritonserver
 
@@ -50,7 +51,8 @@ class TritonServer:
         self._control_id = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         self._model_processes: dict[str, int] = {}
-        self._run_directory: Path | None = None
+        self._run_directory = Path()
+        self._shared_memory_prefix = f"draftline_{os.getpid()}_{ports.http}_"
         self._control = ServerControl(host, ports, CONTROL_KEY, self._control_id)
 
     def __enter__(self) -> TritonServer:
@@ -72,14 +74,18 @@ class TritonServer:
             check_port_free(self.host, port, f"serve.{field}_port")
         self._run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
         try:
-            self._launch()
+            self._process = self._launch()
+        except BaseException:
+            shutil.rmtree(self._run_directory)
+            raise
+        try:
             is_ready = self._wait_until_ready(timeout_seconds, interrupted)
         except BaseException:
             self.kill()
             raise
         if not is_ready:
             self.kill()
-        elif self._process is not None:
+        else:
             self._model_processes = find_model_processes(self._process.pid)
         return is_ready
 
@@ -111,29 +117,26 @@ class TritonServer:
                 self._control.end_requests()
                 self.wait_until_idle(exit_seconds)
             process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(exit_seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        exit_code = process.wait()
-        self._remove_run_directory()
-        return exit_code
+        return self._end(process)
 
     def kill(self) -> None:
         """End the process at once."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._remove_run_directory()
+            self._end(self._process)
 
-    def _remove_run_directory(self) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """End what is left of the server and return the exit code of its process."""
+        models = {**self._model_processes, **find_model_processes(process.pid)}
+        process.kill()  # nothing happens where it has ended
+        exit_code = process.wait()
+        end_model_processes(models.values(), self._shared_memory_prefix)
+        shutil.rmtree(self._run_directory)
         self._process = None
-        if self._run_directory is not None:
-            shutil.rmtree(self._run_directory)
-            self._run_directory = None
+        return exit_code
 
-    def _launch(self) -> None:
-        assert self._run_directory is not None
+    def _launch(self) -> subprocess.Popen[bytes]:
         program = find_tritonserver(self._run_directory)
         secret = f"{CONTROL_KEY}={self._control_id}"
         arguments = [
@@ -153,11 +156,11 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             "--allow-gpu-metrics=false",
             "--exit-timeout-secs=5",
-            f"--backend-config=python,shm-region-prefix-name=draftline_{os.getpid()}_{self.ports.http}_",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
         ]
         environment = dict(program.environment, **{CONTROL_ID_VARIABLE: self._control_id})
         with self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 arguments,
                 env=environment,
                 stdin=subprocess.DEVNULL,

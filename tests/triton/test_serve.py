@@ -19,7 +19,7 @@ import draftline
 from draftline.errors import ArtifactError, MissingPackageError, ServerError
 from draftline.triton import tritonserver
 from draftline.triton.client import Client
-from draftline.triton.model_processes import find_model_processes
+from draftline.triton.model_processes import find_model_processes, is_alive
 from draftline.triton.server import Ports, TritonServer, check_port_free, find_problem, serve
 from draftline.triton.smoke import find_free_ports, smoke_test
 from tests.triton.example import CHECKOUT, make_pipeline, write_build
@@ -68,7 +68,7 @@ def test_sigterm_lets_requests_in_flight_finish(build) -> None:
         assert len(set(answers)) == 1
         assert len(answers) == 3
         assert not client.ready(1.0)
-    assert not tritonserver_pids(ports)
+    assert not what_is_left(ports, {}, process.pid)
 
 
 def test_requests_that_outlast_the_grace_end_with_an_error(build) -> None:
@@ -99,15 +99,23 @@ def test_no_server_survives_a_killed_parent(build) -> None:
     ports = find_free_ports()
     process = start_serving(build, ports)
     with process, Client(f"127.0.0.1:{ports.grpc}") as client:
+        models = find_model_processes(*tritonserver_pids(ports))
         stream = client.stream("hello", max_tokens=1900)
         next(stream)
         process.kill()
         with pytest.raises(ServerError, match=r"must answer; got UNAVAILABLE"):
             list(stream)
+    assert len(models) == 3
     deadline = time.monotonic() + 5
-    while tritonserver_pids(ports) and time.monotonic() < deadline:
+    while (left := what_is_left(ports, models, process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not tritonserver_pids(ports)
+    assert not left
+
+
+def what_is_left(ports: Ports, models: dict[str, int], serving_pid: int) -> list:
+    servers = tritonserver_pids(ports)
+    stubs = [name for name, pid in models.items() if is_alive(pid)]
+    return servers + stubs + list(shared_memory_of(serving_pid))
 
 
 def test_serving_ends_with_a_model_that_died(build) -> None:
@@ -120,7 +128,7 @@ def test_serving_ends_with_a_model_that_died(build) -> None:
         os.kill(models["tensorrt_llm"], signal.SIGKILL)
         assert process.wait(10) == 1
         assert "tensorrt_llm: must keep running; got a dead process" in process.stderr.read()
-    assert not tritonserver_pids(ports)
+    assert not what_is_left(ports, models, process.pid)
 
 
 def test_a_stop_before_readiness_is_clean(build) -> None:
@@ -209,16 +217,16 @@ def test_the_problem_of_a_log_is_one_line() -> None:
     assert find_problem("") == "no log"
 
 
-def own_shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(f"draftline_{os.getpid()}_")}
+def shared_memory_of(pid: int) -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"draftline_{pid}_")}
 
 
 def test_smoke_asks_both_protocols_and_leaves_nothing(build) -> None:
-    before = own_shared_memory()
+    before = shared_memory_of(os.getpid())
     report = smoke_test(build / "model_repository", make_pipeline(), "hello")
     assert report["num_output_tokens"] == 16
     assert report["text"]
     assert report["ready_ms"] > 0
     json.dumps(report)
-    assert own_shared_memory() == before
+    assert shared_memory_of(os.getpid()) == before
     assert not (build / "smoke-tritonserver.log").exists()
