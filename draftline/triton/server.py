@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,10 +20,10 @@ from types import TracebackType
 
 from draftline.errors import ArtifactError, ServerError
 from draftline.sessions.engine_config import load_engine_config
-from draftline.triton import die_with_parent
+from draftline.triton import cleaner
 from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
-from draftline.triton.model_processes import end_model_processes, find_model_processes, is_alive
+from draftline.triton.model_processes import find_model_processes, is_alive
 from draftline.triton.repository import SERVE_FILE
 from draftline.triton.tritonserver import find_tritonserver
 
@@ -42,7 +41,7 @@ class Ports:
 class TritonServer:
     """A ``tritonserver`` process over a model repository; a context manager that starts and stops it.
 
-    Must be started from a thread that outlives it: the process dies with that thread (no orphan is ever left).
+    A cleaner process beside it ends it, its models and their files when this process ends without having stopped it.
     """
 
     def __init__(self, repository: Path, *, host: str, ports: Ports, log_file: Path) -> None:
@@ -51,8 +50,8 @@ class TritonServer:
         self._control_id = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         self._model_processes: dict[str, int] = {}
-        self._run_directory = Path()
-        self._shared_memory_prefix = f"draftline_{os.getpid()}_{ports.http}_"
+        self._mark = f"draftline_{os.getpid()}_{secrets.token_hex(4)}_"  # in the command line of every process of ours
+        self._cleaner: subprocess.Popen[bytes] | None = None
         self._control = ServerControl(host, ports, CONTROL_KEY, self._control_id)
 
     def __enter__(self) -> TritonServer:
@@ -72,13 +71,11 @@ class TritonServer:
         check_ports_differ(self.ports)
         for field, port in vars(self.ports).items():
             check_port_free(self.host, port, f"serve.{field}_port")
-        self._run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
+        run_directory = Path(tempfile.mkdtemp(prefix="draftline-serve-"))
+        command = [sys.executable, "-I", "-S", cleaner.__file__, self._mark, str(run_directory)]
+        self._cleaner = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            self._process = self._launch()
-        except BaseException:
-            shutil.rmtree(self._run_directory)
-            raise
-        try:
+            self._process = self._launch(run_directory)
             is_ready = self._wait_until_ready(timeout_seconds, interrupted)
         except BaseException:
             self.kill()
@@ -119,28 +116,23 @@ class TritonServer:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(exit_seconds)
-        return self._end(process)
+        self.kill()
+        return process.wait()
 
     def kill(self) -> None:
-        """End the process at once."""
-        if self._process is not None:
-            self._end(self._process)
+        """End the server and its models at once, and remove what they leave."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()  # nothing happens where it has ended
+            process.wait()
+        if self._cleaner is not None:
+            self._cleaner.communicate()  # its standard input ends: now it cleans
+            self._cleaner = None
 
-    def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """End what is left of the server and return the exit code of its process."""
-        models = {**self._model_processes, **find_model_processes(process.pid)}
-        process.kill()  # nothing happens where it has ended
-        exit_code = process.wait()
-        end_model_processes(models.values(), self._shared_memory_prefix)
-        shutil.rmtree(self._run_directory)
-        self._process = None
-        return exit_code
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        program = find_tritonserver(self._run_directory)
+    def _launch(self, run_directory: Path) -> subprocess.Popen[bytes]:
+        program = find_tritonserver(run_directory)
         secret = f"{CONTROL_KEY}={self._control_id}"
         arguments = [
-            *(sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())),
             *program.arguments,
             f"--model-repository={self._repository}",
             # Unloading models is how draining works. Nobody else may (a model is code), nor choose files to write.
@@ -156,7 +148,7 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             "--allow-gpu-metrics=false",
             "--exit-timeout-secs=5",
-            f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._mark}",
         ]
         environment = dict(program.environment, **{CONTROL_ID_VARIABLE: self._control_id})
         with self.log_file.open("wb") as log:

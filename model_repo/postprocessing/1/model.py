@@ -6,14 +6,12 @@ import triton_python_backend_utils as pb_utils
 
 from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.triton.model_arguments import ModelArguments
-from draftline.triton.model_processes import end_with_server
 from draftline.triton.postprocessing import Postprocessor
 from draftline.triton.tensors import read_inputs
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        end_with_server()
         arguments = ModelArguments(args)
         tokenizer = load_tokenizer(arguments.path("tokenizer_dir"))
         self.postprocessor = Postprocessor(tokenizer, skip_special_tokens=arguments.flag("skip_special_tokens"))

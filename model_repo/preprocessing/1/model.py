@@ -7,14 +7,12 @@ import triton_python_backend_utils as pb_utils
 from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.errors import DraftlineError
 from draftline.triton.model_arguments import ModelArguments
-from draftline.triton.model_processes import end_with_server
 from draftline.triton.preprocessing import Preprocessor
 from draftline.triton.tensors import read_inputs
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        end_with_server()
         arguments = ModelArguments(args)
         tokenizer = load_tokenizer(arguments.path("tokenizer_dir"))
         self.preprocessor = Preprocessor(tokenizer, add_special_tokens=arguments.flag("add_special_tokens"))

@@ -8,12 +8,10 @@ from draftline.generation import load_engine
 from draftline.triton.generation import GenerationService
 from draftline.triton.generation_request import ServedModel
 from draftline.triton.model_arguments import ModelArguments
-from draftline.triton.model_processes import end_with_server
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        end_with_server()
         arguments = ModelArguments(args)
         loaded = load_engine(arguments.path("gpt_model_path"))
         model = ServedModel(

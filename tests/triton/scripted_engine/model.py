@@ -13,7 +13,6 @@ from draftline.runtime.engine import Engine
 from draftline.triton.generation import GenerationService
 from draftline.triton.generation_request import ServedModel
 from draftline.triton.model_arguments import ModelArguments
-from draftline.triton.model_processes import end_with_server
 
 
 class RecitingSession:
@@ -37,7 +36,6 @@ class RecitingSession:
 
 class TritonPythonModel:
     def initialize(self, args):
-        end_with_server()
         arguments = ModelArguments(args)
         directory = arguments.path("gpt_model_path")
         tokenizer = load_tokenizer(directory)
