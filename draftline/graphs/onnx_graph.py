@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -17,8 +16,7 @@ MICROSOFT = "com.microsoft"
 DRAFTLINE = "draftline"
 
 
-@dataclass(frozen=True)
-class TensorLocation:
+class TensorLocation(NamedTuple):
     """Raw bytes of a tensor inside a file beside the model: ONNX's external data."""
 
     file: str
@@ -96,7 +94,7 @@ class OnnxGraph:
     def branch(
         self, condition: str, then: Callable[[OnnxGraph], str], otherwise: Callable[[OnnxGraph], str], onnx_type: int
     ) -> str:
-        """Append ``If``: each function emits its branch into a subgraph (which sees outer values) and returns its value."""
+        """Append ``If``: each function emits its branch into a subgraph, which sees outer values, and returns its value."""
         branches = []
         for emit in (then, otherwise):
             graph = OnnxGraph(parent=self)
@@ -110,10 +108,14 @@ class OnnxGraph:
     def _graph_proto(self, name: str) -> onnx.GraphProto:
         return helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._initializers)
 
-    def model(self, name: str, functions: Sequence[onnx.FunctionProto], metadata: dict[str, str]) -> onnx.ModelProto:
-        opsets = [helper.make_opsetid(domain, version) for domain, version in (("", OPSET), (MICROSOFT, 1), (DRAFTLINE, 1))]
-        model = helper.make_model(
-            self._graph_proto(name), functions=functions, opset_imports=opsets, ir_version=IR_VERSION, producer_name="draftline"
+    def model(self, name: str, functions: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
+        opsets = [
+            helper.make_opsetid(domain, version) for domain, version in (("", OPSET), (MICROSOFT, 1), (DRAFTLINE, 1))
+        ]
+        return helper.make_model(
+            self._graph_proto(name),
+            functions=functions,
+            opset_imports=opsets,
+            ir_version=IR_VERSION,
+            producer_name="draftline",
         )
-        helper.set_model_props(model, metadata)
-        return model

@@ -22,8 +22,8 @@ def build_rotary_tables(
 
     Source: RoPE (arXiv 2104.09864) in the half-split convention of Hugging Face; ``linear`` position interpolation
     (arXiv 2306.15595), ``dynamic`` NTK, ``llama3`` (Llama 3.1's frequency bands), ``yarn`` (arXiv 2309.00071).
-    ``dynamic`` depends on the length of the text: the row of position p uses the base of a text of p + 1 tokens, which is
-    what token-by-token decoding in ``transformers`` gives and does not depend on how a prompt is cut into chunks.
+    ``dynamic`` depends on the length of the text: the row of position p uses the base of a text of p + 1 tokens, which
+    is what token-by-token decoding in ``transformers`` gives and does not depend on how a prompt is cut into chunks.
 
     Shapes: two arrays ``[num_positions, head_size / 2] float32``; angles are computed in float64.
     Raises: BuildError for a ``rope_type`` not listed above.

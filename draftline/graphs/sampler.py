@@ -1,13 +1,13 @@
 """The sampler at the end of the target graph: greedy, temperature, top-k, top-p, one uniform number per row.
 
-Its oracle is ``draftline.sampling.sample_reference``. Rules: temperature, then top-k (ties with the k-th value stay), then
-top-p (a token stays while the probability strictly above its own is below ``top_p``), then the first token in id order whose
-cumulated kept probability exceeds ``uniform`` times their sum. Parts that no row of the step needs are skipped by ``If``.
+Its oracle is ``draftline.sampling.sample_reference``. Rules: temperature, then top-k (ties with the k-th value stay),
+then top-p (a token stays while the probability strictly above its own is below ``top_p``), then the first token in id
+order whose cumulated kept probability exceeds ``uniform`` times their sum. Parts that no row of the step needs are
+skipped by ``If``.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import OnnxGraph
@@ -100,7 +100,9 @@ def _apply_top_p(graph: OnnxGraph, probabilities: str, top_p: str, vocab_size: i
 
         bound = branch.branch(needs_all, sort_all, lambda inner: smallest_kept(inner, values), TensorProto.FLOAT)
         bound = branch.op("Where", _column(branch, uses_top_p), bound, branch.constant(0.0))
-        return branch.op("Where", branch.op("GreaterOrEqual", probabilities, bound), probabilities, branch.constant(0.0))
+        return branch.op(
+            "Where", branch.op("GreaterOrEqual", probabilities, bound), probabilities, branch.constant(0.0)
+        )
 
     return graph.branch(_any(graph, uses_top_p), restrict, lambda b: b.op("Identity", probabilities), TensorProto.FLOAT)
 
@@ -132,6 +134,3 @@ def _first_above(graph: OnnxGraph, cumulated: str, weights: str, target: str) ->
     has_weight = graph.op("Cast", graph.op("Greater", weights, graph.constant(0.0)), to=TensorProto.INT64)
     last = graph.op("ReduceMax", graph.op("Mul", has_weight, indices), axis, keepdims=0)
     return graph.op("Min", count, last)
-
-
-assert np.float32(LOWEST) > np.finfo(np.float32).min

@@ -23,17 +23,16 @@ ROTARY_COSINES, ROTARY_SINES = "rotary.cosines", "rotary.sines"
 
 
 def build_target_graph(
-    config: CheckpointConfig, weights: Mapping[str, TensorLocation], weights_dtype: str, block_size: int
+    config: CheckpointConfig, weights: Mapping[str, TensorLocation], block_size: int
 ) -> onnx.ModelProto:
     """Build the graph of one forward.
 
-    Inputs are the fields of ``StepBatch`` (``packed_mask`` always given) and ``kv_pool.L [num_blocks, 2, K, S, D]`` of every layer.
+    Inputs are the fields of ``StepBatch`` (``packed_mask`` always given) and, for every layer L,
+    ``kv_pool.L [num_blocks, 2, K, S, D]``.
     Outputs: ``sampled_ids [R] int64``, ``kv_rows [2 * layers, T, K * D]`` (keys of a layer, then its values; rotated,
     uncommitted) and ``logits [R, V]``, which is computed for the sampler anyway and read only when asked for.
     """
     graph = OnnxGraph()
-    linear = Linear(graph, weights, weights_dtype)
-    target = _Target(graph, linear, config, weights, block_size)
     ids = graph.input("input_ids", TensorProto.INT32, ["T"])
     positions = graph.input("position_ids", TensorProto.INT32, ["T"])
     attention_inputs = [
@@ -48,16 +47,18 @@ def build_target_graph(
     top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
     uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
 
+    linear = Linear(graph, weights)
+    target = _Target(graph, linear, config, weights, block_size)
     x = linear.embed(ids, EMBEDDING)
     position_row = graph.op("Unsqueeze", graph.op("Cast", positions, to=TensorProto.INT64), graph.constant([0]))
     kv_rows: list[str] = []
-    pool_shape = ["num_blocks", 2, config.num_key_value_heads, block_size, config.head_size]
+    pool_shape: list[int | str] = ["num_blocks", 2, config.num_key_value_heads, block_size, config.head_size]
     for layer in range(config.num_hidden_layers):
         pool = graph.input(f"kv_pool.{layer}", TensorProto.FLOAT, pool_shape)
         x = target.layer(x, layer, position_row, pool, attention_inputs, kv_rows)
 
     rows = target.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
-    lm_head = EMBEDDING if config.share_embedding_table and f"{LM_HEAD}.weight_int8" not in weights else LM_HEAD
+    lm_head = EMBEDDING if config.share_embedding_table else LM_HEAD
     logits = linear.emit(rows, lm_head, config.hidden_size, config.vocab_size)
     sampled = emit_sampler(
         graph, logits, temperature, graph.op("Cast", top_k, to=TensorProto.INT64), top_p, uniform, config.vocab_size
@@ -68,7 +69,7 @@ def build_target_graph(
         graph.op("Concat", *kv_rows, axis=0), "kv_rows", TensorProto.FLOAT, [2 * config.num_hidden_layers, "T", kv_size]
     )
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", config.vocab_size])
-    return graph.model("target", [load_tree_attention_function()], {"draftline.weights_dtype": weights_dtype})
+    return graph.model("target", [load_tree_attention_function()])
 
 
 class _Target:
@@ -112,9 +113,7 @@ class _Target:
         graph, config = self.graph, self.config
         q_size = config.num_attention_heads * config.head_size
         kv_size = config.num_key_value_heads * config.head_size
-        qkv = self.linear.emit(
-            x, f"{prefix}.qkv", config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias
-        )
+        qkv = self.linear.emit(x, f"{prefix}.qkv", config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias)
         qkv_3d = graph.op("Unsqueeze", qkv, graph.constant([0]))
         q, k, v = graph.ops("Split", qkv_3d, graph.constant([q_size, kv_size, kv_size]), outputs=3, axis=2)
         if config.qk_norm:
@@ -123,12 +122,17 @@ class _Target:
         q = self.rotate(q, position_row, config.num_attention_heads)
         k = self.rotate(k, position_row, config.num_key_value_heads)
         kv_rows += [k, v]
-        flat = [
-            graph.op("Reshape", value, graph.constant([-1, size])) for value, size in ((q, q_size), (k, kv_size), (v, kv_size))
+        by_head = [
+            graph.op("Reshape", value, graph.constant([-1, num_heads, config.head_size]))
+            for value, num_heads in (
+                (q, config.num_attention_heads),
+                (k, config.num_key_value_heads),
+                (v, config.num_key_value_heads),
+            )
         ]
         out = graph.op(
             "TreeAttention",
-            *flat,
+            *by_head,
             pool,
             *attention_inputs,
             domain=DRAFTLINE,

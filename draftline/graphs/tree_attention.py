@@ -1,4 +1,4 @@
-"""``draftline::TreeAttention`` as a model-local ONNX function: the reference body that every engine can fall back on."""
+"""``draftline::TreeAttention`` as a model-local ONNX function: the reference body every engine can fall back on."""
 
 from __future__ import annotations
 

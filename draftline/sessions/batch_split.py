@@ -1,4 +1,4 @@
-"""Split a step into parts whose sequences resemble each other, where padding would cost more than reading the weights again."""
+"""Split a step into parts of like sequences, where padding would cost more than reading the weights again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]
 
 
 def _cheapest_cuts(rows: list[int], keys: list[int], cost: StepCost) -> list[int]:
-    """Ends of the parts that minimise the total cost over all ways to cut the sorted sequences (dynamic programming)."""
+    """Ends of the parts of least total cost, over all ways to cut the sorted sequences (dynamic programming)."""
     best: list[tuple[float, list[int]]] = [(0.0, [])]
     for end in range(1, len(rows) + 1):
         most_keys, candidates = 0, []

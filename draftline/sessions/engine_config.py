@@ -49,7 +49,9 @@ def load_engine_config(directory: Path) -> EngineConfig:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(path, "an engine directory has a config.json", "none", "run `draftline run` first") from None
+        raise ArtifactError(
+            path, "an engine directory has a config.json", "none", "run `draftline run` first"
+        ) from None
     except ValueError as error:
         raise ArtifactError(path, "must be JSON", str(error), "build the engine again") from None
     versions = {"draftline_version": draftline.__version__, "format_version": FORMAT_VERSION}

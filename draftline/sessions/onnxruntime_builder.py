@@ -20,7 +20,7 @@ from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.rotary import build_rotary_tables
 from draftline.graphs.target import EMBEDDING, LM_HEAD, ROTARY_COSINES, ROTARY_SINES, build_target_graph
-from draftline.quantization import quantize_int4_blocks, quantize_int8_rows
+from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
 from draftline.sessions.engine_config import EngineConfig, write_engine_config
 
 CHECKPOINT_FILE, WEIGHTS_FILE, MODEL_FILE = "rank0.safetensors", "weights.safetensors", "model.onnx"
@@ -44,8 +44,8 @@ def build_engine(
 ) -> None:
     """Write the engine of a converted checkpoint into the existing folder ``destination``.
 
-    A float32 checkpoint built with float32 weights is hard-linked beside the graph (copied across file systems), and the
-    graph's initializers point into it. All other tensors go, quantised or cast, to ``weights.safetensors``.
+    A float32 checkpoint built with float32 weights is hard-linked beside the graph (copied across file systems), and
+    the graph's initializers point into it. All other tensors go, quantised or cast, to ``weights.safetensors``.
     """
     config = load_checkpoint_config(checkpoint)
     source = checkpoint / CHECKPOINT_FILE
@@ -58,7 +58,7 @@ def build_engine(
     if in_place:
         _link(source, destination / CHECKPOINT_FILE)
         locations |= _join_fc_gate(_locations(destination / CHECKPOINT_FILE), config)
-    model = build_target_graph(config, locations, weights_dtype, block_size)
+    model = build_target_graph(config, locations, block_size)
     onnx.save(model, destination / MODEL_FILE)
     for name in TOKENIZER_FILES:
         if (checkpoint / name).exists():
@@ -122,19 +122,23 @@ def _entry(name: str, read: Callable[[], NDArray[Any]]) -> TensorEntry:
 
 
 def _weight_entries(source: Path, config: CheckpointConfig, weights_dtype: str) -> list[TensorEntry]:
-    """Entries of every tensor in its engine form. Values and scales of one matrix stand together and are computed once."""
+    """Entries of every tensor in its engine form. Parts of one matrix stand together and are computed once."""
     tensors = tensor_locations(source)
 
     def read(*names: str) -> NDArray[np.float32]:
-        return np.concatenate([map_tensor(source, tensors[name]) for name in names]).astype(np.float32)
+        parts = [map_tensor(source, tensors[name]).astype(np.float32) for name in names]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @functools.lru_cache(maxsize=1)
-    def int8(names: tuple[str, ...]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        return quantize_int8_rows(read(*names))
+    def int8(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
+        return quantize_int8_blocks(read(*names))
 
     @functools.lru_cache(maxsize=1)
     def int4(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
         return quantize_int4_blocks(read(*names))
+
+    quantized = {"int8": (int8, ("int8", "scale")), "int4": (int4, ("int4", "scale", "zero"))}
+    quantize_one_row = {"int8": quantize_int8_blocks, "int4": quantize_int4_blocks}
 
     def shape_of(names: tuple[str, ...]) -> tuple[int, int]:
         return sum(tensors[name].shape[0] for name in names), tensors[names[0]].shape[1]
@@ -143,27 +147,21 @@ def _weight_entries(source: Path, config: CheckpointConfig, weights_dtype: str) 
         out, size = shape_of(sources)
         if dtype == "float32":
             yield TensorEntry(f"{name}.weight", "float32", (out, size), lambda: [read(*sources)])
-        elif dtype == "int8":
-            yield TensorEntry(f"{name}.weight_int8", "int8", (size, out), lambda: [int8(sources)[0].T.copy()])
-            yield TensorEntry(f"{name}.weight_scale", "float32", (out,), lambda: [int8(sources)[1]])
         else:
-            blocks = quantize_int4_blocks(np.zeros((1, size), np.float32))
-            shapes = [(out, *part.shape[1:]) for part in blocks]
-            for index, (suffix, kind) in enumerate((("int4", "uint8"), ("scale", "float32"), ("zero", "uint8"))):
-                chunks = functools.partial(lambda part: [int4(sources)[part]], index)
-                yield TensorEntry(f"{name}.weight_{suffix}", kind, shapes[index], chunks)
+            quantize, suffixes = quantized[dtype]
+            shapes = [part.shape[1:] for part in quantize_one_row[dtype](np.zeros((1, size), np.float32))]
+            for index, suffix in enumerate(suffixes):
+                kind = "float32" if suffix == "scale" else "uint8"
+                chunks = functools.partial(lambda part: [quantize(sources)[part]], index)
+                yield TensorEntry(f"{name}.weight_{suffix}", kind, (out, *shapes[index]), chunks)
 
     def entries() -> Iterator[TensorEntry]:
         embedding, lm_head = (f"{EMBEDDING}.weight",), (f"{LM_HEAD}.weight",)
-        if weights_dtype == "float32":
-            yield from matrix(EMBEDDING, embedding, "float32")
-            if not config.share_embedding_table:
-                yield from matrix(LM_HEAD, lm_head, "float32")
-        else:  # the two largest matrices stay int8 with int4 layers: they carry most of the quality
-            rows, size = shape_of(embedding)
-            yield TensorEntry(f"{EMBEDDING}.weight_int8", "int8", (rows, size), lambda: [int8(embedding)[0]])
-            yield TensorEntry(f"{EMBEDDING}.weight_scale", "float32", (rows,), lambda: [int8(embedding)[1]])
-            yield from matrix(LM_HEAD, embedding if config.share_embedding_table else lm_head, "int8")
+        # The two largest matrices stay int8 beside int4 layers: they carry most of the quality.
+        outer_dtype = "int8" if weights_dtype == "int4" else weights_dtype
+        yield from matrix(EMBEDDING, embedding, outer_dtype)
+        if not config.share_embedding_table:
+            yield from matrix(LM_HEAD, lm_head, outer_dtype)
         for name in tensors:
             if name in (*embedding, *lm_head) or ".mlp.gate." in name:
                 continue

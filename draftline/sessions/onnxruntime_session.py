@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.errors import MissingPackageError
+from draftline.errors import ArtifactError, MissingPackageError
 from draftline.sessions.batch_split import StepCost, split_batch
 from draftline.sessions.engine_config import EngineConfig
 from draftline.sessions.onnxruntime_builder import MODEL_FILE
@@ -18,8 +19,8 @@ from draftline.sessions.protocol import StepBatch, StepResult
 class OnnxRuntimeSession:
     """Implements ``Session``. The pool is one numpy array ``[layers, max_blocks, 2, K, S, D] float32``, read in place.
 
-    A step whose sequences differ much in rows or keys runs as several forwards (``batch_split``): the function body pads
-    sequences to the longest one. Results do not depend on the split, by the row law of the graph.
+    A step whose sequences differ much in rows or keys runs as several forwards (``batch_split``): the function body
+    pads sequences to the longest one. Results do not depend on the split, by the row law of the graph.
     """
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
@@ -29,18 +30,32 @@ class OnnxRuntimeSession:
             raise MissingPackageError(
                 "engine.backend: onnxruntime", "needs the package onnxruntime", "none", "run `pip install onnxruntime`"
             ) from None
+        state = onnxruntime.capi.onnxruntime_pybind11_state
+        self._failures = (state.Fail, state.RuntimeException, state.InvalidArgument, state.EPFail)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.num_threads
         options.enable_mem_pattern = False  # every step has other shapes
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
-            str(directory / MODEL_FILE), options, providers=["CPUExecutionProvider"]
-        )
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(directory / MODEL_FILE), options, providers=["CPUExecutionProvider"]
+            )
+        except (*self._failures, state.NoSuchFile, state.InvalidGraph, state.InvalidProtobuf) as error:
+            raise ArtifactError(
+                directory / MODEL_FILE, "is a graph that ONNX Runtime loads", str(error), "build the engine again"
+            ) from error
         model = config.model
         self._config = config
         self._kv_shape = (model.num_key_value_heads, model.head_size)
         self._pool = np.zeros(
-            (model.num_hidden_layers, config.max_blocks, 2, model.num_key_value_heads, config.block_size, model.head_size),
+            (
+                model.num_hidden_layers,
+                config.max_blocks,
+                2,
+                model.num_key_value_heads,
+                config.block_size,
+                model.head_size,
+            ),
             np.float32,
         )
         self._binding = self._session.io_binding()
@@ -97,12 +112,17 @@ class OnnxRuntimeSession:
 
     def _run_part(self, batch: StepBatch, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         num_samples = len(batch.sample_rows)
+        if self._config.weights_dtype == "int4" and len(batch.input_ids) == 1:
+            batch = _twice(batch)  # without AVX-512, the 4-bit kernel sums a single row in another order
         feeds = _feeds(batch, self._causal_mask)
         for name, value in feeds.items():
             self._binding.bind_cpu_input(name, value)
         for name in (*names, "kv_rows"):
             self._binding.bind_output(name)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except self._failures as error:  # direct children of Exception
+            raise RuntimeError(f"ONNX Runtime: {error}") from error
         outputs = [value.numpy() for value in self._binding.get_outputs()]
         self._binding.clear_binding_outputs()
         named = dict(zip((*names, "kv_rows"), outputs, strict=True))
@@ -134,6 +154,20 @@ def _feeds(batch: StepBatch, causal_mask: NDArray[np.int32]) -> dict[str, NDArra
         neutral = {"top_p": 1}
         sampling = {name: np.full(1, neutral.get(name, 0), value.dtype) for name, value in sampling.items()}
     return feeds | sampling
+
+
+def _twice(batch: StepBatch) -> StepBatch:
+    """Repeat the only sequence of a step of one row; its copy is computed and dropped."""
+    mask = batch.packed_mask
+    return replace(
+        batch,
+        input_ids=batch.input_ids.repeat(2),
+        position_ids=batch.position_ids.repeat(2),
+        sequence_starts=np.array([0, 1, 2], np.int32),
+        context_lengths=batch.context_lengths.repeat(2),
+        block_table=batch.block_table.repeat(2, axis=0),
+        packed_mask=None if mask is None else mask.repeat(2, axis=0),
+    )
 
 
 def _causal_mask(num_rows: int) -> NDArray[np.int32]:

@@ -23,8 +23,8 @@ class StepBatch:
     - ``position_ids [T] int32``: ``context_lengths[b]`` + depth of the row in its tree (chain: 0, 1, 2, ...).
     - ``sequence_starts [B + 1] int32``, ``context_lengths [B] int32`` (committed tokens of each sequence in the pool).
     - ``block_table [B, max_blocks] int32``: padded with -1; covers at least ``context_lengths[b]`` tokens.
-    - ``packed_mask [T, W] int32`` or None for causal: bit j of a row = may attend to in-step token j of its own sequence
-      (least significant bit first; reflexive). Committed tokens are always attended.
+    - ``packed_mask [T, W] int32`` or None for causal: bit j of a row = may attend to in-step token j of its own
+      sequence (least significant bit first; reflexive). Committed tokens are always attended.
     - ``sample_rows [R] int32``: rows whose next token is drawn; with per-row ``temperature`` (0 = greedy), ``top_k``
       (0 = off), ``top_p`` (1 = off) and one ``uniform`` in [0, 1) per row, all ``[R]``.
     """
@@ -57,7 +57,7 @@ class Session(Protocol):
         ...
 
     def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Write KV rows of the last forward into the pool: row ``rows[i]`` to slot ``slots[i]`` (block * S + offset)."""
+        """Write KV rows of the last forward into the pool: ``rows[i]`` to slot ``slots[i]`` (block * S + offset)."""
         ...
 
     def close(self) -> None:
