@@ -13,15 +13,15 @@ from draftline.triton.model_arguments import ModelArguments
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         arguments = ModelArguments(args)
-        loaded = load_engine(arguments.path("gpt_model_path"))
+        self.loaded = load_engine(arguments.path("gpt_model_path"))
         model = ServedModel(
-            tokenizer=loaded.tokenizer,
-            vocab_size=loaded.config.model.vocab_size,
-            eos_token_ids=frozenset(loaded.config.model.eos_token_ids),
+            tokenizer=self.loaded.tokenizer,
+            vocab_size=self.loaded.config.model.vocab_size,
+            eos_token_ids=frozenset(self.loaded.config.model.eos_token_ids),
             exclude_input_in_output=arguments.flag("exclude_input_in_output"),
         )
         self.service = GenerationService(
-            loaded.engine,
+            self.loaded.engine,
             model,
             pb_utils,
             cancellation_period_ms=arguments.integer("cancellation_check_period_ms"),
@@ -34,3 +34,4 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.service.close()
+        self.loaded.close()
