@@ -1,0 +1,160 @@
+"""The sampler of the graph, run by ONNX Runtime, against ``sample_reference``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from draftline.graphs.onnx_graph import OnnxGraph
+from draftline.graphs.sampler import NUCLEUS_GUESS, emit_sampler
+from draftline.sampling import kept_probabilities, sample_reference
+
+NEAR_ONE = float(np.float32(1 - 2.0**-24))  # the largest number that `uniform` gives
+ROUNDING = 1e-5  # of float32 probabilities and their sums
+
+
+class Rule(NamedTuple):
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    uniform: float = 0.5
+
+
+@lru_cache(maxsize=16)
+def session(vocab_size: int) -> onnxruntime.InferenceSession:
+    graph = OnnxGraph()
+    inputs = [
+        graph.input("logits", TensorProto.FLOAT, ["R", vocab_size]),
+        graph.input("temperature", TensorProto.FLOAT, ["R"]),
+        graph.input("top_k", TensorProto.INT64, ["R"]),
+        graph.input("top_p", TensorProto.FLOAT, ["R"]),
+        graph.input("uniform", TensorProto.FLOAT, ["R"]),
+    ]
+    graph.output(emit_sampler(graph, *inputs, vocab_size), "sampled_ids", TensorProto.INT64, ["R"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    model = graph.model("sampler", []).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def sample(logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
+    temperature, top_k, top_p, uniform = zip(*rules, strict=True)
+    feeds = {
+        "logits": logits,
+        "temperature": np.array(temperature, np.float32),
+        "top_k": np.array(top_k, np.int64),
+        "top_p": np.array(top_p, np.float32),
+        "uniform": np.array(uniform, np.float32),
+    }
+    ids: list[int] = session(logits.shape[1]).run(None, feeds)[0].tolist()
+    return ids
+
+
+def check_row(logits: NDArray[np.float32], rule: Rule, token: int) -> None:
+    """The token is the reference's, or rounding explains it.
+
+    Rounding may move ``uniform`` x mass across a boundary of the cumulated mass, or ``top_p`` across the mass above a
+    token (which takes that token's ties in or out). Both are asserted in float64, for the token that was drawn.
+    """
+    temperature, top_p, uniform = (float(np.float32(value)) for value in (rule.temperature, rule.top_p, rule.uniform))
+    if token == sample_reference(logits, temperature, rule.top_k, top_p, uniform):
+        return
+    assert temperature > 0, "greedy has no rounding"
+    for nucleus in {top_p, max(top_p - ROUNDING, 1e-30), min(top_p + ROUNDING, 1.0)}:
+        kept = kept_probabilities(logits, temperature, rule.top_k, nucleus)
+        cumulated = np.cumsum(kept) / kept.sum()
+        before = cumulated[token] - kept[token] / kept.sum()
+        if kept[token] > 0 and before - ROUNDING <= uniform <= cumulated[token] + ROUNDING:
+            return
+    pytest.fail(f"token {token} is not within rounding of {rule}")
+
+
+def check(logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
+    tokens = sample(logits, rules)
+    for row, rule in enumerate(rules):
+        check_row(logits[row], rule, tokens[row])
+    return tokens
+
+
+rules = st.builds(
+    Rule,
+    temperature=st.sampled_from([0.0, 0.05, 0.7, 0.8, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 5000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6]),
+    uniform=st.one_of(st.sampled_from([0.0, 2.0**-24, NEAR_ONE]), st.floats(0, NEAR_ONE, width=32)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from([1, 7, 127, 128, 129, 267, 1500, 4096]),
+    st.lists(rules, min_size=1, max_size=8),
+    st.sampled_from([0.0, 0.3, 2.0, 8.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_agrees_with_the_reference(vocab_size: int, rules: list[Rule], spread: float, seed: int) -> None:
+    logits = (np.random.default_rng(seed).standard_normal((len(rules), vocab_size)) * spread).astype(np.float32)
+    check(logits, rules)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(rules, min_size=1, max_size=4), st.integers(0, 2**32 - 1))
+def test_ties_stay_together(rules: list[Rule], seed: int) -> None:
+    logits = np.random.default_rng(seed).integers(-3, 3, (len(rules), 300)).astype(np.float32)
+    check(logits, rules)
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 0.999])
+def test_nuclei_larger_than_the_guess(top_p: float) -> None:
+    """A flat distribution keeps more tokens than are sorted first; beside it a row whose nucleus is one token."""
+    vocab_size = 4 * NUCLEUS_GUESS + 5
+    random = np.random.default_rng(0)
+    logits = (random.standard_normal((6, vocab_size)) * 0.1).astype(np.float32)
+    logits[3:, 77] = 60.0
+    uniforms = random.random(6).tolist()
+    kept = kept_probabilities(logits[0], 1.0, 0, top_p)
+    assert np.count_nonzero(kept) > NUCLEUS_GUESS
+    tokens = check(logits, [Rule(1.0, 0, top_p, u) for u in uniforms])
+    assert tokens[3:] == [77, 77, 77]
+    assert sample(logits[3:], [Rule(1.0, 0, top_p, u) for u in uniforms[3:]]) == [77, 77, 77]
+
+
+def test_extremes_of_the_random_number_stay_inside_the_kept_tokens() -> None:
+    logits = np.full((4, 267), -np.inf, np.float32)
+    logits[:, [5, 200]] = 0.0
+    tokens = check(logits, [Rule(1.0, 0, 1.0, 0.0), Rule(1.0, 0, 1.0, NEAR_ONE), Rule(1.0, 9, 0.9, NEAR_ONE), Rule()])
+    assert tokens == [5, 200, 200, 5]
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    logits = np.zeros((2, 130), np.float32)
+    logits[1, [129, 64]] = 1.0
+    assert sample(logits, [Rule(), Rule(0.0, 3, 0.2, NEAR_ONE)]) == [0, 64]
+
+
+def test_a_row_is_drawn_alike_whatever_its_neighbours() -> None:
+    """Other rows decide which parts of the sampler run; a row's own token must not move."""
+    random = np.random.default_rng(3)
+    for vocab_size in (267, 4096):
+        logits = (random.standard_normal((64, vocab_size)) * 2).astype(np.float32)
+        rules = [Rule(0.8, k, p, float(random.random())) for k in (0, 1, 7, 90) for p in (1.0, 0.9, 0.3, 0.01)] * 4
+        together = sample(logits, rules)
+        assert together == [sample(logits[row : row + 1], rules[row : row + 1])[0] for row in range(64)]
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    """Chi-squared over 6 tokens; the random numbers are a regular grid, so the counts are nearly exact."""
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.01], np.float32))
+    grid = ((np.arange(2000) + 0.5) / 2000).tolist()
+    tokens = sample(np.tile(logits, (2000, 1)), [Rule(1.0, 0, 1.0, u) for u in grid])
+    counts = np.bincount(tokens, minlength=6)
+    assert np.abs(counts - 2000 * np.exp(logits)).max() <= 1
