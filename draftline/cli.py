@@ -69,9 +69,12 @@ def _show(arguments: argparse.Namespace) -> int:
     from draftline.config import load_pipeline
     from draftline.config.reference import write_reference
     from draftline.config.writing import pipeline_text
+    from draftline.share import share_path
 
     if arguments.fields:
         print(write_reference(), end="")
+    elif arguments.pipelines:
+        print(*sorted(share_path("pipelines").glob("*.yaml")), sep="\n")
     else:
         print(pipeline_text(load_pipeline(arguments.file, arguments.overrides)), end="")
     return 0
@@ -144,10 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_pipeline(command)
     command.set_defaults(command=_validate)
 
-    command = commands.add_parser("show", help="print a pipeline with its defaults, or the reference of all fields")
+    command = commands.add_parser(
+        "show", help="print a pipeline with its defaults, the fields, or the shipped pipelines"
+    )
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("file", type=Path, nargs="?", metavar="FILE")
     what.add_argument("--fields", action="store_true", help="print the reference of all fields")
+    what.add_argument("--pipelines", action="store_true", help="print where the pipeline files of this package are")
     command.add_argument("overrides", nargs="*", metavar="block.key=value", help=OVERRIDES)
     command.set_defaults(command=_show)
 

@@ -48,6 +48,13 @@ def test_show(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == write_reference()
 
 
+def test_show_says_where_the_shipped_pipelines_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "--pipelines"]) == 0
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert "smollm2-135m.yaml" in [path.name for path in paths]
+    assert all(main(["validate", str(path)]) == 0 for path in paths)
+
+
 def test_overrides_stand_on_both_sides_of_options(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
