@@ -1,0 +1,130 @@
+"""Logits and greedy ids of tiny checkpoints of every architecture equal those of ``transformers``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftline.generation import load_engine
+from tests.sessions.tiny_engines import Text, build_tiny_engine, open_tiny_session, run_text
+from tests.tiny_checkpoints import Architecture, write_tiny_checkpoint
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# Logits have a spread of about 2. Both sides compute in float32 in different orders: 1e-5 in practice.
+TOLERANCE = 1e-4
+NUM_GENERATED = 32
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+class Case(NamedTuple):
+    architecture: Architecture
+    options: Mapping[str, Any] = MappingProxyType({})
+    dtype: str = "float32"
+    prompt_length: int = 40
+
+
+CASES = {
+    "llama": Case("llama"),
+    "llama-tied": Case("llama", {"tie": True}),
+    "llama-mha": Case("llama", {"kv_heads": 4}),
+    "llama-one-head": Case("llama", {"heads": 1, "kv_heads": 1, "head_dim": 32}),
+    "llama-head-dim": Case("llama", {"head_dim": 24, "heads": 4, "kv_heads": 1}),
+    "llama-biases": Case("llama", {"extra_config": {"attention_bias": True, "mlp_bias": True}}),
+    "llama-awkward-sizes": Case("llama", {"vocab_size": 267, "hidden_size": 96, "intermediate_size": 200, "heads": 6}),
+    "llama-rope-theta": Case("llama", {"rope_theta": 5e5}),
+    "llama-llama3": Case("llama", {"rope_scaling": LLAMA3}, prompt_length=100),
+    "llama-linear": Case("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
+    "llama-dynamic": Case(
+        "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 48}
+    ),
+    "llama-yarn": Case("llama", {"rope_scaling": YARN}, prompt_length=100),
+    "qwen2-yarn": Case("qwen2", {"rope_scaling": YARN | {"beta_fast": 16, "attention_factor": 1.3}}, prompt_length=100),
+    "mistral": Case("mistral"),
+    "mistral-window": Case("mistral", {"extra_config": {"sliding_window": 20}}, prompt_length=70),
+    "mistral-window-of-two": Case("mistral", {"extra_config": {"sliding_window": 2}}),
+    "qwen2": Case("qwen2"),
+    "qwen2-tied": Case("qwen2", {"tie": True}),
+    "qwen2-window": Case(
+        "qwen2", {"extra_config": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}}
+    ),
+    "qwen3": Case("qwen3"),
+    "qwen3-tied": Case("qwen3", {"tie": True, "head_dim": 32}),
+    "qwen3-bias": Case("qwen3", {"extra_config": {"attention_bias": True}, "head_dim": 48}),
+    "llama-bfloat16": Case("llama", dtype="bfloat16"),
+    "llama-float16": Case("llama", {"tie": True}, dtype="float16"),
+    "qwen2-bfloat16": Case("qwen2", dtype="bfloat16"),
+    "qwen3-float16": Case("qwen3", dtype="float16"),
+}
+
+
+def load_reference(checkpoint: Path, dtype: str) -> Any:
+    """The model in float32, its weights rounded to ``dtype``; buffers (rotary frequencies) stay as they are."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(getattr(torch, dtype)))
+    return model.eval()
+
+
+def run_reference(model: Any, prompt: list[int], token_by_token: bool) -> tuple[NDArray[np.float32], list[int]]:
+    """Logits of the prompt, fed at once or token by token, and of greedy decoding behind it; the ids decoded."""
+    # transformers 5.24 renamed the argument
+    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    cache = {argument: transformers.DynamicCache(config=model.config)}
+    pending, ids, logits = [[token] for token in prompt] if token_by_token else [prompt], [], []
+    while len(ids) < NUM_GENERATED:
+        with torch.no_grad():
+            logits.append(model(torch.tensor([pending.pop(0)]), use_cache=True, **cache).logits[0].numpy())
+        if not pending:
+            ids.append(int(logits[-1][-1].argmax()))
+            pending.append(ids[-1:])
+    return np.concatenate(logits), ids
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """More threads than one only make tiny products slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_ids_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    options = {**case.options, "extra_config": {"eos_token_id": 0, **case.options.get("extra_config", {})}}
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", case.architecture, **options)
+    model = load_reference(checkpoint, case.dtype)
+    prompt = np.random.default_rng(1).integers(3, 260, case.prompt_length).tolist()
+    is_dynamic = (case.options.get("rope_scaling") or {}).get("rope_type") == "dynamic"
+    # The angles of dynamic scaling depend on how a prompt is fed; ours are those of decoding token by token.
+    expected, expected_ids = run_reference(model, prompt, token_by_token=is_dynamic)
+    engine = build_tiny_engine(tmp_path, checkpoint, dtype=case.dtype)
+    session = open_tiny_session(engine)
+    logits = run_text(session, Text(list(range(40, 56))), [*prompt, *expected_ids[:-1]], None)
+    session.close()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)
+    if 0 in expected_ids:
+        expected_ids = expected_ids[: expected_ids.index(0)]
+    assert len(expected_ids) > 8, "the test generates enough"
+    with load_engine(engine) as loaded:
+        assert list(loaded.generate([prompt], max_tokens=NUM_GENERATED)[0].token_ids) == expected_ids

@@ -1,0 +1,120 @@
+"""Engines of tiny checkpoints, and steps written by hand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.checkpoints.convert import convert_checkpoint
+from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.onnxruntime_builder import build_engine
+from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from draftline.sessions.protocol import StepBatch
+from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets
+
+
+def build_tiny_engine(
+    directory: Path,
+    checkpoint: Path,
+    *,
+    dtype: str = "float32",
+    weights_dtype: str = "float32",
+    max_batch_size: int = 16,
+    max_seq_len: int = 256,
+    max_num_tokens: int = 256,
+    num_threads: int = 1,
+    block_size: int = 16,
+    max_blocks: int = 128,
+    prefix_cache: bool = True,
+) -> Path:
+    """Convert ``checkpoint`` and build its engine below ``directory``; return the engine's folder."""
+    converted, engine = directory / f"converted-{dtype}", directory / f"engine-{weights_dtype}-{num_threads}"
+    if not converted.exists():
+        convert_checkpoint(checkpoint, converted, dtype, lambda done, total: None)
+    engine.mkdir()
+    build_engine(
+        converted,
+        engine,
+        weights_dtype=weights_dtype,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        num_threads=num_threads,
+        block_size=block_size,
+        max_blocks=max_blocks,
+        prefix_cache=prefix_cache,
+        progress=lambda done, total: None,
+    )
+    return engine
+
+
+def open_tiny_session(engine: Path) -> OnnxRuntimeSession:
+    return OnnxRuntimeSession(engine, load_engine_config(engine))
+
+
+@dataclass
+class Text:
+    """A sequence: the blocks it owns and how many of its tokens are committed."""
+
+    blocks: list[int]
+    num_committed: int = 0
+
+    def slots(self, first: int, count: int, block_size: int = 16) -> NDArray[np.int64]:
+        positions = np.arange(first, first + count)
+        return np.array(self.blocks, np.int64)[positions // block_size] * block_size + positions % block_size
+
+
+def make_batch(
+    texts: Sequence[Text], ids: Sequence[Sequence[int]], trees: Sequence[Sequence[int] | None] | None = None
+) -> StepBatch:
+    """Build a step of ``ids[b]`` behind what ``texts[b]`` has committed; every row is sampled, greedily.
+
+    ``trees[b]`` gives the parents of sequence b, None = a chain; without ``trees`` the mask is left out.
+    """
+    lengths = [len(tokens) for tokens in ids]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    num_rows = int(starts[-1])
+    shapes = [
+        chain_parents(length) if tree is None else np.array(tree)
+        for length, tree in zip(lengths, trees or [None] * len(ids), strict=True)
+    ]
+    mask = np.zeros((num_rows, -(-max(lengths) // 32)), np.int32)
+    for first, parents in zip(starts, shapes, strict=False):
+        packed = pack_mask(build_tree_mask(parents))
+        mask[first : first + len(parents), : packed.shape[1]] = packed
+    columns = max(1, max(len(text.blocks) for text in texts))
+    table = np.full((len(texts), columns), -1, np.int32)
+    for row, text in enumerate(texts):
+        table[row, : len(text.blocks)] = text.blocks
+    positions = [text.num_committed + position_offsets(tree) for text, tree in zip(texts, shapes, strict=True)]
+    return StepBatch(
+        input_ids=np.concatenate([np.array(tokens, np.int32) for tokens in ids]),
+        position_ids=np.concatenate(positions).astype(np.int32),
+        sequence_starts=starts,
+        context_lengths=np.array([text.num_committed for text in texts], np.int32),
+        block_table=table,
+        sample_rows=np.arange(num_rows, dtype=np.int32),
+        temperature=np.zeros(num_rows, np.float32),
+        top_k=np.zeros(num_rows, np.int32),
+        top_p=np.ones(num_rows, np.float32),
+        uniform=np.zeros(num_rows, np.float32),
+        packed_mask=None if trees is None else mask,
+    )
+
+
+def run_text(
+    session: OnnxRuntimeSession, text: Text, ids: Sequence[int], chunks: Sequence[int] | None = None
+) -> NDArray[np.float32]:
+    """Run and commit ``ids`` behind ``text`` in chunks of the given lengths (one by default); logits of every row."""
+    outputs, first = [], 0
+    for count in chunks or [len(ids)]:
+        outputs.append(session.forward_logits(make_batch([text], [ids[first : first + count]])))
+        session.commit(np.arange(count), text.slots(text.num_committed, count))
+        text.num_committed += count
+        first += count
+    assert first == len(ids)
+    return np.concatenate(outputs)
