@@ -34,14 +34,14 @@ class Linear:
             y = self._quantized(x, name, num_inputs, num_outputs)
         return self._graph.op("Add", y, self._weight(f"{name}.bias")) if bias else y
 
-    def embed(self, ids: str, name: str) -> str:
-        """Append the lookup of rows ``ids [T]`` in the embedding ``name``; returns ``[T, hidden] float32``."""
+    def embed(self, ids: str, name: str, hidden_size: int) -> str:
+        """Append the lookup of rows ``ids [T]`` in the embedding ``name``; returns ``[T, hidden_size] float32``."""
         if f"{name}.weight" in self._weights:
             return self._graph.op("Gather", self._weight(f"{name}.weight"), ids, name=name)
         codes = self._weights[f"{name}.weight_int8"]
         rows, num_blocks, block = codes.shape
         table = self._graph.external(f"{name}.weight_int8_2d", codes._replace(shape=(rows, num_blocks * block)))
-        return self._graph.op(
+        looked_up = self._graph.op(
             "GatherBlockQuantized",
             table,
             ids,
@@ -53,6 +53,10 @@ class Linear:
             gather_axis=0,
             quantize_axis=1,
         )
+        if num_blocks * block == hidden_size:
+            return looked_up
+        ends = [self._graph.constant([value]) for value in (0, hidden_size, 1)]
+        return self._graph.op("Slice", looked_up, *ends)  # without the padding of the last block
 
     def _quantized(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
         bits = 8 if f"{name}.weight_int8" in self._weights else 4

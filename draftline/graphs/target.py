@@ -49,7 +49,7 @@ def build_target_graph(
 
     linear = Linear(graph, weights)
     target = _Target(graph, linear, config, weights, block_size)
-    x = linear.embed(ids, EMBEDDING)
+    x = linear.embed(ids, EMBEDDING, config.hidden_size)
     position_row = graph.op("Unsqueeze", graph.op("Cast", positions, to=TensorProto.INT64), graph.constant([0]))
     kv_rows: list[str] = []
     pool_shape: list[int | str] = ["num_blocks", 2, config.num_key_value_heads, block_size, config.head_size]
