@@ -1,0 +1,103 @@
+"""The row law: the logits of a row are the same bits whatever stands beside it, however its text was cut.
+
+It holds on tiny models of awkward sizes, with every dtype of weights and number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
+from tests.tiny_checkpoints import write_tiny_checkpoint
+
+MODELS: dict[str, dict[str, Any]] = {
+    "even": {"hidden_size": 64, "heads": 4, "kv_heads": 2},
+    "all-heads": {"hidden_size": 96, "intermediate_size": 200, "vocab_size": 267, "heads": 6, "kv_heads": 6},
+    "one-head": {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 301, "heads": 1, "kv_heads": 1},
+    "thirds": {"hidden_size": 144, "intermediate_size": 336, "vocab_size": 500, "heads": 9, "kv_heads": 3, "tie": True},
+}
+DTYPES = ("float32", "int8", "int4")
+# Every model and every dtype meets every number of threads.
+CASES = [(model, dtype, (1, 2, 8)[(i + j) % 3]) for i, model in enumerate(MODELS) for j, dtype in enumerate(DTYPES)]
+LENGTHS = (1, 2, 17, 40, 129, 170)
+BLOCKS_PER_TEXT = 12
+
+
+class Bench:
+    """A session, texts, and the logits of each text run alone in one forward on one thread."""
+
+    def __init__(self, engine: Path, vocab_size: int, num_threads: int) -> None:
+        random = np.random.default_rng(0)
+        self.texts = [random.integers(3, vocab_size, length).tolist() for length in LENGTHS]
+        session = open_tiny_session(engine)
+        self.logits = [run_text(session, self.new_text(index), ids) for index, ids in enumerate(self.texts)]
+        session.close()
+        self.session = OnnxRuntimeSession(engine, replace(load_engine_config(engine), num_threads=num_threads))
+
+    def new_text(self, index: int) -> Text:
+        return Text(list(range(index * BLOCKS_PER_TEXT, (index + 1) * BLOCKS_PER_TEXT)))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-threads")
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    model, dtype, num_threads = request.param
+    directory = tmp_path_factory.mktemp(f"{model}-{dtype}")
+    checkpoint = write_tiny_checkpoint(directory / "checkpoint", **MODELS[model])
+    engine = build_tiny_engine(directory, checkpoint, weights_dtype=dtype)
+    bench = Bench(engine, MODELS[model].get("vocab_size", 320), num_threads)
+    yield bench
+    bench.session.close()
+
+
+def random_cut(random: np.random.Generator, length: int) -> list[int]:
+    ends = sorted({length, *random.integers(1, length + 1, random.integers(0, 6)).tolist()})
+    return np.diff([0, *ends]).tolist()
+
+
+def check_rows(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_cuts_do_not_matter(bench: Bench) -> None:
+    random = np.random.default_rng(1)
+    for index, ids in enumerate(bench.texts):
+        for chunks in ([len(ids)], [1] * len(ids) if len(ids) < 50 else None, random_cut(random, len(ids))):
+            check_rows(run_text(bench.session, bench.new_text(index), ids, chunks), bench.logits[index])
+
+
+def test_neighbours_do_not_matter(bench: Bench) -> None:
+    """Random steps: some texts, each with some tokens committed and some in the step, some of them sampled."""
+    random = np.random.default_rng(1)
+    for index, ids in enumerate(bench.texts):
+        run_text(bench.session, bench.new_text(index), ids)
+    for _ in range(8):
+        members = random.permutation(len(LENGTHS))[: random.integers(1, len(LENGTHS) + 1)].tolist()
+        texts = [bench.new_text(index) for index in members]
+        parts, expected = [], []
+        for index, text in zip(members, texts, strict=True):
+            text.num_committed = int(random.integers(LENGTHS[index]))
+            count = min(int(random.choice([1, 1, 2, 8, 40])), LENGTHS[index] - text.num_committed)
+            parts.append(bench.texts[index][text.num_committed : text.num_committed + count])
+            expected.append(bench.logits[index][text.num_committed : text.num_committed + count])
+        batch = make_batch(texts, parts)
+        chosen = np.flatnonzero(random.random(len(batch.input_ids)) < 0.5)
+        num_samples = len(chosen)
+        fewer = replace(
+            batch,
+            sample_rows=chosen.astype(np.int32),
+            **{name: getattr(batch, name)[:num_samples] for name in ("temperature", "top_k", "top_p", "uniform")},
+        )
+        rows = np.concatenate(expected)
+        check_rows(bench.session.forward_logits(batch), rows)
+        if num_samples:
+            check_rows(bench.session.forward_logits(fewer), rows[chosen])
