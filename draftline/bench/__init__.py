@@ -1,0 +1,1 @@
+"""Measurements: this engine against transformers, and the served model against the engine in process."""

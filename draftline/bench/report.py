@@ -1,0 +1,112 @@
+"""What a benchmark leaves: a table in the terminal, ``bench.json``, ``bench.png``."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftline.bench.rounds import Measurement, Ratio
+from draftline.checkpoints.optional_package import import_optional
+
+HOW_TO_READ = """\
+Decode speeds leave the prefill out on all sides: they count the tokens of the whole batch from the moment when every
+answer has its first token until the first answer has its last. Every round measures all systems one after another, in
+a turning order; a ratio divides numbers of the same round. Numbers are the median over the rounds, with the lowest and
+the highest in brackets; a goal is met where the median reaches it. All systems decode greedily, transformers with the
+same float32 weights. "over gRPC" goes through the Triton server and the whole ensemble, streaming every token."""
+
+
+@dataclass(frozen=True)
+class Report:
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    measurements: tuple[Measurement, ...]
+    ratios: tuple[Ratio, ...]
+
+
+def write_table(report: Report) -> str:
+    """Return the report as text."""
+    machine = report.machine
+    flags = " ".join(name for name, present in machine["flags"].items() if present) or "none of those that matter"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        f"{machine['processor']}, {machine['num_cores']} cores, {machine['memory_gib']} GiB; flags: {flags}",
+        f"load average {machine['load_average'][0]:.1f}; Python {machine['python']}, {versions}",
+    ]
+    for workload in dict.fromkeys(measurement.workload for measurement in report.measurements):
+        lines += ["", workload]
+        for measurement in report.measurements:
+            if measurement.workload == workload:
+                lines.append(f"  {measurement.system:<32} {_spread(measurement.values, 1):>28} {measurement.unit}")
+    lines += ["", "ratios"]
+    for ratio in report.ratios:
+        verdict = "" if ratio.goal is None else f"goal {ratio.goal:g}: {'pass' if ratio.passed else 'FAIL'}"
+        lines.append(f"  {f'{ratio.system} / {ratio.reference}':<56} {ratio.workload:<34}")
+        lines.append(f"    {_spread(ratio.values, 2)}  {verdict}".rstrip())
+    return "\n".join([*lines, "", HOW_TO_READ])
+
+
+def write_report(report: Report, directory: Path) -> None:
+    """Write ``bench.json`` and ``bench.png``; each appears under its name only when it is whole."""
+    directory.mkdir(parents=True, exist_ok=True)
+    document = {
+        "machine": report.machine,
+        "settings": report.settings,
+        "measurements": [asdict(measurement) | _summary(measurement.values) for measurement in report.measurements],
+        "ratios": [asdict(ratio) | _summary(ratio.values) | {"passed": ratio.passed} for ratio in report.ratios],
+        "how_to_read": HOW_TO_READ,
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    _replace(directory / "bench.json", lambda path: path.write_text(text, encoding="utf-8"))
+    _replace(directory / "bench.png", lambda path: _draw(report, path))
+
+
+def import_matplotlib() -> Any:
+    """Return ``matplotlib.figure``, or raise MissingPackageError."""
+    return import_optional("matplotlib.figure", "the plot of a benchmark", "pip install 'draftline[bench]'")
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    numbers = (f"{number:.{digits}f}" for number in (statistics.median(values), min(values), max(values)))
+    return "{} [{}, {}]".format(*numbers)
+
+
+def _replace(path: Path, write: Any) -> None:
+    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _draw(report: Report, path: Path) -> None:
+    """Draw one panel per workload: a bar per system at its median, with a whisker from its lowest to its highest."""
+    workloads = list(dict.fromkeys(measurement.workload for measurement in report.measurements))
+    systems = list(dict.fromkeys(measurement.system for measurement in report.measurements))
+    height = 0.8 + 0.32 * len(systems)
+    figure = import_matplotlib().Figure(figsize=(9, height * len(workloads)), layout="constrained")
+    panels = figure.subplots(len(workloads), 1, squeeze=False)[:, 0]
+    for panel, workload in zip(panels, workloads, strict=True):
+        shown = [measurement for measurement in report.measurements if measurement.workload == workload]
+        for place, measurement in enumerate(reversed(shown)):
+            middle, low, high = _summary(measurement.values).values()
+            color = f"C{systems.index(measurement.system)}"
+            panel.barh(place, middle, xerr=[[middle - low], [high - middle]], color=color, height=0.7, capsize=3)
+            panel.annotate(f" {middle:.1f}", (high, place), va="center", fontsize=9)
+        panel.set_yticks(range(len(shown)), [measurement.system for measurement in reversed(shown)], fontsize=9)
+        panel.set_title(f"{workload} ({shown[0].unit})", loc="left", fontsize=10)
+        panel.margins(x=0.12)
+        panel.spines[["top", "right"]].set_visible(False)
+    machine = report.machine
+    figure.suptitle(f"{machine['processor']}, {machine['num_cores']} cores; median, lowest and highest", fontsize=10)
+    figure.savefig(path, dpi=150)
