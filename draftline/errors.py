@@ -33,7 +33,7 @@ class PipelineError(DraftlineError):
     """One broken rule of a pipeline file; several are carried by ``PipelineErrors``."""
 
 
-class PipelineErrors(DraftlineError):
+class PipelineErrors(DraftlineError):  # noqa: N818 (several of them)
     """All broken rules of a pipeline file at once, one per line, in file order."""
 
     def __init__(self, problems: list[PipelineError]) -> None:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import onnx
+import onnx.inliner
 import onnx.parser
+from onnx import TensorProto, helper
 
 from draftline.share import share_path
+
+SCATTERED_IN_PLACE = ("k_rows", "k_all", "v_rows", "v_all")
 
 
 def load_tree_attention_function() -> onnx.FunctionProto:
     """Read the function body from ``plugins/tree_attention/function.onnxtxt``."""
     text = (share_path("plugins") / "tree_attention" / "function.onnxtxt").read_text(encoding="utf-8")
     return onnx.parser.parse_function(text)
+
+
+def inline_tree_attention(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace the function's nodes by its body, as ONNX Runtime would, and name the shapes that it must know.
+
+    The key and value rows before and after scattering have the same shape, which no inference finds; told so, ONNX
+    Runtime scatters in place instead of copying every gathered key (a sixth of a step at batch 16, context 256).
+    """
+    inlined = onnx.inliner.inline_local_functions(model)
+    for node in inlined.graph.node:
+        for name in node.output:
+            if name.rpartition("__")[0] in SCATTERED_IN_PLACE:  # the inliner's names: body's name, __, number
+                inlined.graph.value_info.append(
+                    helper.make_tensor_value_info(name, TensorProto.FLOAT, ["key_rows", "head_size"])
+                )
+    return inlined

@@ -11,6 +11,7 @@ from draftline.checkpoints.config import CheckpointConfig
 from draftline.sessions.protocol import StepBatch
 
 WEIGHT_BYTES = {"float32": 4.0, "int8": 1.0, "int4": 0.625}
+KEY_CHUNK = 128  # tokens; the function body of TreeAttention sums over keys in chunks of so many
 KV_TRAFFIC = 3  # a gathered key is read from the pool, written, and read by the product
 FLOPS_PER_BYTE = 8  # arithmetic a CPU core does while it reads a byte from memory
 
@@ -55,7 +56,7 @@ def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]
     order = np.lexsort((keys, lengths))
     cuts = _cheapest_cuts(lengths[order].tolist(), keys[order].tolist(), cost)
     if len(cuts) == 1:
-        columns = -(-int(keys.max()) // block_size)
+        columns = _num_columns(keys, block_size)
         everything = replace(batch, block_table=_columns(batch.block_table, columns))
         return [Part(everything, np.arange(len(batch.input_ids)), np.arange(len(batch.sample_rows)))]
     parts, first = [], 0
@@ -76,6 +77,11 @@ def _cheapest_cuts(rows: list[int], keys: list[int], cost: StepCost) -> list[int
             candidates.append((total, [*best[first][1], end]))
         best.append(min(candidates, key=lambda candidate: candidate[0]))
     return best[-1][1]
+
+
+def _num_columns(keys: NDArray[np.int64], block_size: int) -> int:
+    """Blocks for the most keys of a part, up to whole chunks of keys: the function body asks for it."""
+    return -(-int(keys.max()) // KEY_CHUNK) * KEY_CHUNK // block_size
 
 
 def _columns(block_table: NDArray[np.int32], columns: int) -> NDArray[np.int32]:
@@ -99,7 +105,7 @@ def _take(
         position_ids=batch.position_ids[rows],
         sequence_starts=np.concatenate([[0], np.cumsum(lengths[sequences])]).astype(np.int32),
         context_lengths=batch.context_lengths[sequences],
-        block_table=_columns(batch.block_table[sequences], -(-int(keys[sequences].max()) // block_size)),
+        block_table=_columns(batch.block_table[sequences], _num_columns(keys[sequences], block_size)),
         sample_rows=moved[samples],
         temperature=batch.temperature[samples],
         top_k=batch.top_k[samples],

@@ -20,6 +20,7 @@ from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.rotary import build_rotary_tables
 from draftline.graphs.target import EMBEDDING, LM_HEAD, ROTARY_COSINES, ROTARY_SINES, build_target_graph
+from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
 from draftline.sessions.engine_config import EngineConfig, write_engine_config
 
@@ -58,7 +59,7 @@ def build_engine(
     if in_place:
         _link(source, destination / CHECKPOINT_FILE)
         locations |= _join_fc_gate(_locations(destination / CHECKPOINT_FILE), config)
-    model = build_target_graph(config, locations, block_size)
+    model = inline_tree_attention(build_target_graph(config, locations, block_size))
     onnx.save(model, destination / MODEL_FILE)
     for name in TOKENIZER_FILES:
         if (checkpoint / name).exists():
