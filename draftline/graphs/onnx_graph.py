@@ -94,7 +94,7 @@ class OnnxGraph:
     def branch(
         self, condition: str, then: Callable[[OnnxGraph], str], otherwise: Callable[[OnnxGraph], str], onnx_type: int
     ) -> str:
-        """Append ``If``: each function emits its branch into a subgraph, which sees outer values, and returns its value."""
+        """Append ``If``: each function emits its branch into a subgraph that sees outer values; returns its value."""
         branches = []
         for emit in (then, otherwise):
             graph = OnnxGraph(parent=self)
