@@ -45,6 +45,7 @@ class OnnxRuntimeSession:
                 directory / MODEL_FILE, "is a graph that ONNX Runtime loads", str(error), "build the engine again"
             ) from error
         model = config.model
+        self._check_pools(directory, config)
         self._config = config
         self._kv_shape = (model.num_key_value_heads, model.head_size)
         self._pool = np.zeros(
@@ -68,6 +69,17 @@ class OnnxRuntimeSession:
         self._part_of_row: NDArray[np.int64] = np.empty(0, np.int64)
         self._index_in_part: NDArray[np.int64] = np.empty(0, np.int64)
         self._kv_rows: list[NDArray[np.float32]] = []
+
+    def _check_pools(self, directory: Path, config: EngineConfig) -> None:
+        """Raise ArtifactError unless the graph reads the pools that ``config`` describes."""
+        model = config.model
+        shape = [2, model.num_key_value_heads, config.block_size, model.head_size]
+        described = {f"kv_pool.{layer}": shape for layer in range(model.num_hidden_layers)}
+        inputs = {value.name: value.shape[1:] for value in self._session.get_inputs() if "kv_pool." in value.name}
+        if inputs != described:
+            got = f"{len(inputs)} layers of {next(iter(inputs.values()), None)}"
+            rule = f"reads the pools of config.json, {len(described)} layers of {shape}"
+            raise ArtifactError(directory / MODEL_FILE, rule, got, "build the engine again")
 
     def forward(self, batch: StepBatch) -> StepResult:
         sampled, _ = self._run(batch, ("sampled_ids",))
