@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.tree import unpack_mask
-
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -65,7 +63,8 @@ def tree_attention(
         paged = kv_pool[blocks].transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_size)[:, :, :context]
         k = np.concatenate([paged[0], k_new[first:end].transpose(1, 0, 2)], axis=1, dtype=np.float64)
         v = np.concatenate([paged[1], v_new[first:end].transpose(1, 0, 2)], axis=1, dtype=np.float64)
-        tree_mask = unpack_mask(packed_mask[first:end], end - first)
+        in_step = np.arange(end - first)
+        tree_mask = (packed_mask[first:end, in_step // 32] >> (in_step % 32) & 1).astype(np.bool_)
         depths = tree_mask.sum(axis=1) - 1
         positions = np.concatenate([np.arange(context), context + depths])
         attended = np.concatenate([np.ones((end - first, context), np.bool_), tree_mask], axis=1)
