@@ -34,8 +34,8 @@ def quantize_int4_blocks(
 
     Shapes: ``weight [out, in]``, n = ceil(in / block) -> ``packed [out, n, block / 2] uint8`` (even inputs in the low
     half-byte), ``scales [out, n] float32``, ``zero_points [out, ceil(n / 2)] uint8`` (even blocks in the low
-    half-byte); ``weight ~ (code - zero_point) * scale``, off by one scale at most. Inputs beyond ``in`` are padded with
-    zeros.
+    half-byte); ``weight ~ (code - zero_point) * scale``, off by half a scale at most. Inputs beyond ``in`` are padded
+    with zeros.
 
     >>> packed, scales, zero_points = quantize_int4_blocks(np.array([[-2.5, 0.0, 2.5, 5.0]], np.float32), block=4)
     >>> packed.tolist(), scales.tolist(), zero_points.tolist()
