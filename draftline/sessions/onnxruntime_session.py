@@ -133,10 +133,11 @@ class OnnxRuntimeSession:
             self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
+            outputs = [value.numpy() for value in self._binding.get_outputs()]
         except self._failures as error:  # direct children of Exception
             raise RuntimeError(f"ONNX Runtime: {error}") from error
-        outputs = [value.numpy() for value in self._binding.get_outputs()]
-        self._binding.clear_binding_outputs()
+        finally:
+            self._binding.clear_binding_outputs()  # else the next step returns them too, or they keep their memory
         named = dict(zip((*names, "kv_rows"), outputs, strict=True))
         return {name: value if name == "kv_rows" else value[:num_samples] for name, value in named.items()}
 

@@ -79,6 +79,18 @@ def test_a_step_that_samples_nothing(session: OnnxRuntimeSession) -> None:
     np.testing.assert_array_equal(session.forward_logits(make_batch([text], [ids[-1:]]))[0], expected)
 
 
+def test_a_step_that_fails_does_not_touch_the_next(
+    session: OnnxRuntimeSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = (make_batch([Text([0])], [[5, token]]) for token in (6, 10**6))
+    expected = session.forward_logits(good)
+    for run in (session.forward, session.forward_logits):
+        with pytest.raises(RuntimeError, match="out of data bounds"):
+            run(bad)
+        np.testing.assert_array_equal(session.forward_logits(good), expected)
+    capfd.readouterr()  # ONNX Runtime logs its errors
+
+
 @pytest.mark.parametrize(("weights_dtype", "share"), [("int8", 0.02), ("int4", 0.25)])
 def test_quantised_weights_move_logits_little(
     directory: Path, session: OnnxRuntimeSession, weights_dtype: str, share: float
