@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,12 +53,11 @@ class Part:
 def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]:
     """Split a step at the cheapest cuts of its sequences, sorted by rows, then keys. One part if that is cheapest."""
     lengths = np.diff(batch.sequence_starts).astype(np.int64)
-    keys = batch.context_lengths + lengths
+    keys = -(-(batch.context_lengths + lengths) // KEY_CHUNK) * KEY_CHUNK  # the function body asks for whole chunks
     order = np.lexsort((keys, lengths))
-    cuts = _cheapest_cuts(lengths[order].tolist(), keys[order].tolist(), cost)
+    cuts = _cheapest_cuts(lengths[order], keys[order], cost)
     if len(cuts) == 1:
-        columns = _num_columns(keys, block_size)
-        everything = replace(batch, block_table=_columns(batch.block_table, columns))
+        everything = replace(batch, block_table=_columns(batch.block_table, int(keys.max()) // block_size))
         return [Part(everything, np.arange(len(batch.input_ids)), np.arange(len(batch.sample_rows)))]
     parts, first = [], 0
     for end in cuts:
@@ -66,22 +66,24 @@ def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]
     return parts
 
 
-def _cheapest_cuts(rows: list[int], keys: list[int], cost: StepCost) -> list[int]:
-    """Ends of the parts of least total cost, over all ways to cut the sorted sequences (dynamic programming)."""
+def _cheapest_cuts(lengths: NDArray[np.int64], keys: NDArray[np.int64], cost: StepCost) -> list[int]:
+    """Ends of the parts of least total cost, over all ways to cut the sorted sequences (dynamic programming).
+
+    Equal sequences are never cut apart, which would gain nothing: the work is quadratic in the different ones alone.
+    """
+    is_last_of_equals = np.append((np.diff(lengths) != 0) | (np.diff(keys) != 0), True)
+    last = np.flatnonzero(is_last_of_equals)
+    rows, most_keys, ends = lengths[last].tolist(), keys[last].tolist(), [0, *(last + 1).tolist()]
     best: list[tuple[float, list[int]]] = [(0.0, [])]
-    for end in range(1, len(rows) + 1):
-        most_keys, candidates = 0, []
-        for first in range(end - 1, -1, -1):
-            most_keys = max(most_keys, keys[first])
-            total = best[first][0] + cost.part(end - first, rows[end - 1], most_keys)
-            candidates.append((total, [*best[first][1], end]))
-        best.append(min(candidates, key=lambda candidate: candidate[0]))
+    for index in range(len(rows)):
+        widest, cheapest, cut = 0, math.inf, 0
+        for first in range(index, -1, -1):
+            widest = max(widest, most_keys[first])
+            total = best[first][0] + cost.part(ends[index + 1] - ends[first], rows[index], widest)
+            if total < cheapest:
+                cheapest, cut = total, first
+        best.append((cheapest, [*best[cut][1], ends[index + 1]]))
     return best[-1][1]
-
-
-def _num_columns(keys: NDArray[np.int64], block_size: int) -> int:
-    """Blocks for the most keys of a part, up to whole chunks of keys: the function body asks for it."""
-    return -(-int(keys.max()) // KEY_CHUNK) * KEY_CHUNK // block_size
 
 
 def _columns(block_table: NDArray[np.int32], columns: int) -> NDArray[np.int32]:
@@ -105,7 +107,7 @@ def _take(
         position_ids=batch.position_ids[rows],
         sequence_starts=np.concatenate([[0], np.cumsum(lengths[sequences])]).astype(np.int32),
         context_lengths=batch.context_lengths[sequences],
-        block_table=_columns(batch.block_table[sequences], _num_columns(keys[sequences], block_size)),
+        block_table=_columns(batch.block_table[sequences], int(keys[sequences].max()) // block_size),
         sample_rows=moved[samples],
         temperature=batch.temperature[samples],
         top_k=batch.top_k[samples],
