@@ -1,4 +1,4 @@
-"""What the README says can be done: its pipeline validates, its commands parse, its examples run."""
+"""What the documentation says can be done: pipelines validate, commands parse, examples run, names exist."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 import draftline
 from draftline.cli import _parse, main
 from draftline.config import load_pipeline
+from draftline.graphs.tree_attention import load_tree_attention_function
 from draftline.stages.table import STAGES
 from draftline.triton.server import Ports, TritonServer
 from draftline.triton.smoke import find_free_ports
@@ -74,6 +75,25 @@ def test_error_messages_are_the_real_ones() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_and_modules_exist(page: Path) -> None:
+    for name in re.findall(r"(?:scripts|draftline|tests|docs|\.ci)/[\w/.]*\w", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or name.startswith("draftline/share"), name
+
+
+def test_architecture_names_every_stage_and_its_directory() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for stage in STAGES:
+        assert f"| `{stage.directory}/` | {stage.name} |" in page
+
+
+def test_attention_page_states_the_contract() -> None:
+    function = load_tree_attention_function()
+    page = (ROOT / "plugins" / "tree_attention" / "README.md").read_text(encoding="utf-8")
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    assert re.findall(r"`(\w+)`", rows) == [*function.input, *function.output, *function.attribute]
 
 
 def test_changelog_has_the_version() -> None:
