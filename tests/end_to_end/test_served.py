@@ -14,6 +14,7 @@ import pytest
 
 from draftline.errors import RequestError
 from draftline.generation import LoadedEngine
+from draftline.runtime.request import SamplingParameters
 from draftline.triton.client import Client
 from draftline.triton.server import TritonServer
 from draftline.triton.smoke import find_free_ports
@@ -23,7 +24,7 @@ from tests.end_to_end.processes import wait_for
 pytestmark = pytest.mark.end_to_end
 
 MULTIBYTE = ("日本の首都は東京です。韓国の首都は", "I love pizza 🍕🍕 and 👩‍👩‍👧 and", "naïve café, größer:")
-BAD_INPUTS = [
+BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"text_input": "word " * 5000}, "engine.max_seq_len = 4352; got 5"),
     ({"text_input": ""}, "text_input: must hold at least one token"),
     ({"max_tokens": -1}, "max_tokens: must be >= 1; got -1"),
@@ -135,13 +136,14 @@ def test_multibyte_text_survives(server: TritonServer, client: Client, loaded: L
 
 
 def test_a_seed_gives_the_engines_text(client: Client, loaded: LoadedEngine) -> None:
-    from draftline.runtime.request import SamplingParameters
-
     sampling = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=7)
     expected = loaded.generate(["Once upon a time"], 24, sampling)[0].text
-    options = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
-    assert client.generate("Once upon a time", max_tokens=24, seed=7, **options) == expected
-    assert client.generate("Once upon a time", max_tokens=24, seed=8, **options) != expected
+    texts = [
+        client.generate("Once upon a time", max_tokens=24, temperature=0.8, top_k=40, top_p=0.95, seed=seed)
+        for seed in (7, 8)
+    ]
+    assert texts[0] == expected
+    assert texts[1] != expected
 
 
 def test_bad_inputs_are_refused_in_one_line_and_serving_goes_on(server: TritonServer, client: Client) -> None:
