@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from draftline.bench.report import Report
 from draftline.bench.rounds import Measurement, Ratio, compute_ratio, measure_rounds
 from draftline.bench.systems import GrpcSystem, InProcessSystem, System, TransformersSystem
 from draftline.bench.workloads import Workload, decode_workload, first_token_workload
+from draftline.checkpoints.tokenizer import Tokenizer
 from draftline.errors import DraftlineError
 from draftline.generation import load_engine
 from draftline.sessions.engine_config import load_engine_config
@@ -28,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """``grpc_batch_sizes`` must be among ``batch_sizes``; sizes are inclusive."""
+    """How much to measure; ``num_prompt_tokens`` is the length of the prompt before a first token."""
 
     num_rounds: int = 7
     num_tokens: int = 96
@@ -51,30 +52,35 @@ def run_decode_bench(builds: Sequence[Path], settings: Settings, say: Say, log_d
     names = _check_builds(builds, settings)
     machine = describe_machine()
     measurements = _measure_in_process(builds, settings, say)
-    ratios = [
-        compute_ratio(measurements, workload, f"draftline {name}", REFERENCE, GOALS.get(name) if size == 1 else None)
-        for size in settings.batch_sizes
-        for workload in [decode_workload(size, settings.num_tokens).name]
-        for name in names
-    ]
+    ratios = compute_ratios(measurements, REFERENCE, {f"draftline {name}": goal for name, goal in GOALS.items()})
     for build, name in zip(builds, names, strict=True):
         served = _measure_served(build, name, settings, say, log_directory)
-        ratios += _served_ratios(served, name, settings)
-        measurements += [measurement for measurement in served if "gRPC" in measurement.system]
+        ratios += compute_ratios(served, _beside_server(name), {_over_grpc(name): GRPC_GOAL})
+        measurements += served
     return Report(machine, asdict(settings), tuple(measurements), tuple(ratios))
 
 
-def _served_ratios(served: Sequence[Measurement], name: str, settings: Settings) -> list[Ratio]:
+def compute_ratios(measurements: Sequence[Measurement], reference: str, goals: Mapping[str, float]) -> list[Ratio]:
+    """Divide every system's numbers by the reference's; ``goals`` by system are for decoding at batch 1."""
     return [
         compute_ratio(
-            served,
-            decode_workload(size, settings.num_tokens).name,
-            f"draftline {name} over gRPC",
-            f"draftline {name}",
-            GRPC_GOAL if size == 1 else None,
+            measurements,
+            one.workload,
+            one.system,
+            reference,
+            goals.get(one.system) if one.workload == decode_workload(1, 0).name else None,
         )
-        for size in settings.grpc_batch_sizes
+        for one in measurements
+        if one.system != reference
     ]
+
+
+def _over_grpc(name: str) -> str:
+    return f"draftline {name} over gRPC"
+
+
+def _beside_server(name: str) -> str:
+    return f"draftline {name} beside its server"
 
 
 def _check_builds(builds: Sequence[Path], settings: Settings) -> list[str]:
@@ -93,12 +99,9 @@ def _measure_in_process(builds: Sequence[Path], settings: Settings, say: Say) ->
     with ExitStack() as stack:
         engines = [stack.enter_context(load_engine(build / "engine")) for build in builds]
         tokenizer = engines[0].tokenizer
-        systems: list[System] = [TransformersSystem(builds[0] / "checkpoint", tokenizer)]
-        systems += [InProcessSystem(engine) for engine in engines]
-        workloads = [decode_workload(size, settings.num_tokens) for size in settings.batch_sizes]
-        workloads.append(
-            first_token_workload(settings.num_prompt_tokens, lambda text: len(tokenizer.encode(text))),
-        )
+        systems: list[System] = [TransformersSystem(builds[0] / "checkpoint", tokenizer, REFERENCE)]
+        systems += [InProcessSystem(engine, f"draftline {engine.config.weights_dtype}") for engine in engines]
+        workloads = _list_workloads(settings.batch_sizes, settings, tokenizer)
         return measure_rounds(systems, workloads, settings.num_rounds, say)
 
 
@@ -107,8 +110,15 @@ def _measure_served(build: Path, name: str, settings: Settings, say: Say, log_di
     repository = (build / "model_repository").resolve()
     server = TritonServer(repository, host="127.0.0.1", ports=find_free_ports(), log_file=log_file)
     with load_engine(build / "engine") as engine, server, Client(f"127.0.0.1:{server.ports.grpc}") as client:
-        workloads: list[Workload] = [decode_workload(size, settings.num_tokens) for size in settings.grpc_batch_sizes]
-        workloads.append(
-            first_token_workload(settings.num_prompt_tokens, lambda text: len(engine.tokenizer.encode(text)))
-        )
-        return measure_rounds([InProcessSystem(engine), GrpcSystem(name, client)], workloads, settings.num_rounds, say)
+        systems: list[System] = [
+            InProcessSystem(engine, _beside_server(name)),
+            GrpcSystem(client, _over_grpc(name)),
+        ]
+        workloads = _list_workloads(settings.grpc_batch_sizes, settings, engine.tokenizer)
+        return measure_rounds(systems, workloads, settings.num_rounds, say)
+
+
+def _list_workloads(batch_sizes: Sequence[int], settings: Settings, tokenizer: Tokenizer) -> list[Workload]:
+    workloads = [decode_workload(size, settings.num_tokens) for size in batch_sizes]
+    workloads.append(first_token_workload(settings.num_prompt_tokens, lambda text: len(tokenizer.encode(text))))
+    return workloads

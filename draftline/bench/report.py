@@ -18,7 +18,9 @@ Decode speeds leave the prefill out on all sides: they count the tokens of the w
 answer has its first token until the first answer has its last. Every round measures all systems one after another, in
 a turning order; a ratio divides numbers of the same round. Numbers are the median over the rounds, with the lowest and
 the highest in brackets; a goal is met where the median reaches it. All systems decode greedily, transformers with the
-same float32 weights. "over gRPC" goes through the Triton server and the whole ensemble, streaming every token."""
+same float32 weights. Speeds are better when higher, times to the first token when lower; every first token comes after
+another prompt, so that no cached prefix helps. "over gRPC" goes through the Triton server and the whole ensemble,
+streaming every token; it is compared with the engine that was measured in turn with it, beside its server."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ def write_table(report: Report) -> str:
         lines += ["", workload]
         for measurement in report.measurements:
             if measurement.workload == workload:
-                lines.append(f"  {measurement.system:<32} {_spread(measurement.values, 1):>28} {measurement.unit}")
+                lines.append(f"  {measurement.system:<34} {_spread(measurement.values, 1):>28} {measurement.unit}")
     lines += ["", "ratios"]
     for ratio in report.ratios:
         verdict = "" if ratio.goal is None else f"goal {ratio.goal:g}: {'pass' if ratio.passed else 'FAIL'}"
-        lines.append(f"  {f'{ratio.system} / {ratio.reference}':<56} {ratio.workload:<34}")
-        lines.append(f"    {_spread(ratio.values, 2)}  {verdict}".rstrip())
+        label = f"{ratio.workload}: {ratio.system} / {ratio.reference}"
+        lines.append(f"  {label:<88} {_spread(ratio.values, 2):>20}  {verdict}".rstrip())
     return "\n".join([*lines, "", HOW_TO_READ])
 
 

@@ -31,8 +31,8 @@ class System(Protocol):
 
 
 class TransformersSystem:
-    def __init__(self, checkpoint: Path, tokenizer: Tokenizer) -> None:
-        self.name = "transformers float32"
+    def __init__(self, checkpoint: Path, tokenizer: Tokenizer, name: str) -> None:
+        self.name = name
         self._tokenizer = tokenizer
         self._reference = TransformersReference(checkpoint)
 
@@ -46,8 +46,8 @@ class TransformersSystem:
 class InProcessSystem:
     """The engine in this process, text included: a request goes in as text and its tokens come out as text."""
 
-    def __init__(self, loaded: LoadedEngine) -> None:
-        self.name = f"draftline {loaded.config.weights_dtype}"
+    def __init__(self, loaded: LoadedEngine, name: str) -> None:
+        self.name = name
         self._loaded = loaded
         self._numbers = itertools.count()
 
@@ -92,8 +92,8 @@ class _Answer:
 class GrpcSystem:
     """The served ensemble, streaming over gRPC; one client thread per prompt."""
 
-    def __init__(self, weights_dtype: str, client: Client) -> None:
-        self.name = f"draftline {weights_dtype} over gRPC"
+    def __init__(self, client: Client, name: str) -> None:
+        self.name = name
         self._client = client
 
     def answer(self, prompts: Sequence[str], num_tokens: int) -> list[Timeline]:
