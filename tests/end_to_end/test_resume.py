@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from tests.end_to_end.processes import traces_of, wait_for
 pytestmark = pytest.mark.end_to_end
 
 # In which stage to kill, and how many seconds after its beginning at most.
-KILLS = (("convert", 3.0), ("convert", 3.0), ("check", 0.2), ("build", 0.3), ("package", 0.5), ("smoke", 4.0))
+KILLS = (("convert", 3.0), ("convert", 3.0), ("check", 0.2), ("build", 0.3), ("package", 0.5), ("smoke", 2.0))
 
 
 def run_command(output: Path) -> list[str]:
@@ -44,6 +45,7 @@ def kill_in_stage(output: Path, stage: str, delay: float) -> None:
                 break
         time.sleep(delay)
         process.kill()
+    assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
     assert wait_for(lambda: not traces_of(process.pid), 10), traces_of(process.pid)
 
 
