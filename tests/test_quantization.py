@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import doctest
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ weights = hypothesis_numpy.arrays(np.float32, st.tuples(st.integers(1, 4), st.in
 
 
 def dequantize_int8(codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.float64]:
-    values = (codes.astype(np.float64) - 128) * scales[..., None]
+    values: NDArray[np.float64] = (codes.astype(np.float64) - 128) * scales[..., None]
     return values.reshape(len(codes), -1)
 
 
@@ -29,7 +30,7 @@ def dequantize_int4(
     out, num_blocks, half = packed.shape
     codes = np.stack([packed % 16, packed // 16], axis=-1).reshape(out, num_blocks, 2 * half)
     zero_points = np.stack([zeros % 16, zeros // 16], axis=-1).reshape(out, -1)[:, :num_blocks]
-    values = (codes.astype(np.float64) - zero_points[..., None]) * scales[..., None]
+    values: NDArray[np.float64] = (codes.astype(np.float64) - zero_points[..., None]) * scales[..., None]
     return values.reshape(out, -1)
 
 
@@ -84,7 +85,7 @@ def test_a_grid_survives_int8(rows: int, num_blocks: int, seed: int) -> None:
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 96])
 def test_blocks_do_not_touch_each_other(size: int) -> None:
     weight = np.random.default_rng(size).standard_normal((5, size)).astype(np.float32)
-    for quantize in (quantize_int8_blocks, quantize_int4_blocks):
-        parts = quantize(weight)
-        for part, alone in zip(parts, quantize(weight[3:4]), strict=True):
-            np.testing.assert_array_equal(part[3:4], alone)
+    together: tuple[NDArray[Any], ...] = (*quantize_int8_blocks(weight), *quantize_int4_blocks(weight))
+    alone: tuple[NDArray[Any], ...] = (*quantize_int8_blocks(weight[3:4]), *quantize_int4_blocks(weight[3:4]))
+    for part, alone_part in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(part[3:4], alone_part)

@@ -31,14 +31,13 @@ class Rule(NamedTuple):
 @lru_cache(maxsize=16)
 def session(vocab_size: int) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
-    inputs = [
-        graph.input("logits", TensorProto.FLOAT, ["R", vocab_size]),
-        graph.input("temperature", TensorProto.FLOAT, ["R"]),
-        graph.input("top_k", TensorProto.INT64, ["R"]),
-        graph.input("top_p", TensorProto.FLOAT, ["R"]),
-        graph.input("uniform", TensorProto.FLOAT, ["R"]),
-    ]
-    graph.output(emit_sampler(graph, *inputs, vocab_size), "sampled_ids", TensorProto.INT64, ["R"])
+    logits = graph.input("logits", TensorProto.FLOAT, ["R", vocab_size])
+    temperature = graph.input("temperature", TensorProto.FLOAT, ["R"])
+    top_k = graph.input("top_k", TensorProto.INT64, ["R"])
+    top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
+    uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
+    sampled = emit_sampler(graph, logits, temperature, top_k, top_p, uniform, vocab_size)
+    graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

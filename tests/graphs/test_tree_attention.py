@@ -54,7 +54,7 @@ def num_columns(shape: Shape, num_keys: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def session(shape: Shape) -> onnxruntime.InferenceSession:
+def session(shape: Shape, num_threads: int = 1) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
     heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
     pool_shape: list[int | str] = ["num_blocks", 2, kv_heads, shape.block_size, head_size]
@@ -74,7 +74,7 @@ def session(shape: Shape) -> onnxruntime.InferenceSession:
     model = graph.model("attention", [load_tree_attention_function()])
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -177,6 +177,21 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
             "packed_mask": together["packed_mask"][rows, : -(-len(tree) // 32)],
         }
         np.testing.assert_array_equal(run(shape, alone), whole[rows])
+
+
+@pytest.mark.parametrize(("shape", "context"), [(Shape(9, 3, 64, 16, 0), 5000), (Shape(8, 1, 128, 16, 0), 700)])
+def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: int) -> None:
+    """Products are cut among threads by their size; head sizes up to 128 are summed in one go wherever the cuts lie."""
+    inputs = make_inputs(shape, Case((context,), (chain(24),), 7))
+    expected = session(shape).run(None, inputs)[0]
+    for num_threads, num_rows in ((8, 24), (8, 1), (3, 2), (1, 1)):
+        part = {
+            **inputs,
+            **{name: inputs[name][:num_rows] for name in ("q", "k_new", "v_new", "packed_mask")},
+            "sequence_starts": np.array([0, num_rows], np.int32),
+            "block_table": inputs["block_table"][:, : num_columns(shape, context + num_rows)],
+        }
+        np.testing.assert_array_equal(session(shape, num_threads).run(None, part)[0], expected[:num_rows])
 
 
 def test_what_lies_behind_the_committed_tokens_is_not_read() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftline.sessions import onnxruntime_session
 from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
 from draftline.sessions.protocol import StepBatch
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
@@ -118,7 +117,7 @@ def test_cuts_do_not_change_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ids = [random.integers(3, 260, length).tolist() for length in lengths]
     results = []
     for cost in (NEVER, ALWAYS):
-        monkeypatch.setattr(onnxruntime_session.StepCost, "of_model", lambda model, dtype, cost=cost: cost)
+        monkeypatch.setattr(StepCost, "of_model", lambda model, dtype, cost=cost: cost)
         session = open_tiny_session(engine)
         texts = [Text(list(range(12 * index, 12 * index + 12))) for index in range(len(contexts))]
         for text, prefix in zip(texts, prefixes, strict=True):

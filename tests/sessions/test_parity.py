@@ -89,7 +89,9 @@ def run_reference(model: Any, prompt: list[int], token_by_token: bool) -> tuple[
     # transformers 5.24 renamed the argument
     argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache = {argument: transformers.DynamicCache(config=model.config)}
-    pending, ids, logits = [[token] for token in prompt] if token_by_token else [prompt], [], []
+    pending = [[token] for token in prompt] if token_by_token else [prompt]
+    ids: list[int] = []
+    logits: list[NDArray[np.float32]] = []
     while len(ids) < NUM_GENERATED:
         with torch.no_grad():
             logits.append(model(torch.tensor([pending.pop(0)]), use_cache=True, **cache).logits[0].numpy())

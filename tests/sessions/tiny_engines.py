@@ -65,7 +65,10 @@ class Text:
 
     def slots(self, first: int, count: int, block_size: int = 16) -> NDArray[np.int64]:
         positions = np.arange(first, first + count)
-        return np.array(self.blocks, np.int64)[positions // block_size] * block_size + positions % block_size
+        slots: NDArray[np.int64] = (
+            np.array(self.blocks, np.int64)[positions // block_size] * block_size + positions % block_size
+        )
+        return slots
 
 
 def make_batch(
