@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def session(vocab_size: int) -> onnxruntime.InferenceSession:
+def session(vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
     logits = graph.input("logits", TensorProto.FLOAT, ["R", vocab_size])
     temperature = graph.input("temperature", TensorProto.FLOAT, ["R"])
@@ -39,13 +39,13 @@ def session(vocab_size: int) -> onnxruntime.InferenceSession:
     sampled = emit_sampler(graph, logits, temperature, top_k, top_p, uniform, vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
     model = graph.model("sampler", []).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def sample(logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
+def sample(logits: NDArray[np.float32], rules: list[Rule], num_threads: int = 1) -> list[int]:
     temperature, top_k, top_p, uniform = zip(*rules, strict=True)
     feeds = {
         "logits": logits,
@@ -54,7 +54,7 @@ def sample(logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
         "top_p": np.array(top_p, np.float32),
         "uniform": np.array(uniform, np.float32),
     }
-    ids: list[int] = session(logits.shape[1]).run(None, feeds)[0].tolist()
+    ids: list[int] = session(logits.shape[1], num_threads).run(None, feeds)[0].tolist()
     return ids
 
 
@@ -140,14 +140,25 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     assert sample(logits, [Rule(), Rule(0.0, 3, 0.2, NEAR_ONE)]) == [0, 64]
 
 
-def test_a_row_is_drawn_alike_whatever_its_neighbours() -> None:
-    """Other rows decide which parts of the sampler run; a row's own token must not move."""
+@pytest.mark.parametrize("vocab_size", [267, 4096, 9000])
+def test_a_row_is_drawn_alike_whatever_its_neighbours(vocab_size: int) -> None:
+    """Other rows and threads decide which parts of the sampler run and how; a row's own token must not move.
+
+    The random numbers are boundaries between two tokens as float32 has them: one bit of a sum moves a token.
+    """
     random = np.random.default_rng(3)
-    for vocab_size in (267, 4096):
-        logits = (random.standard_normal((64, vocab_size)) * 2).astype(np.float32)
-        rules = [Rule(0.8, k, p, float(random.random())) for k in (0, 1, 7, 90) for p in (1.0, 0.9, 0.3, 0.01)] * 4
-        together = sample(logits, rules)
-        assert together == [sample(logits[row : row + 1], rules[row : row + 1])[0] for row in range(64)]
+    num_rows = 96
+    logits = (random.standard_normal((num_rows, vocab_size)) * 2).astype(np.float32)
+    flat_and_peaked = [Rule(t, k, p) for t in (0.8, 6.0) for k in (0, 0, 7, 2000) for p in (1.0, 0.9, 0.3)]
+    rules = []
+    for row, rule in enumerate(flat_and_peaked * (num_rows // len(flat_and_peaked))):
+        kept = np.cumsum(kept_probabilities(logits[row], rule.temperature, rule.top_k, rule.top_p))
+        boundary = np.float32(random.choice(kept[:-1]) / kept[-1])
+        rules.append(rule._replace(uniform=min(float(boundary), NEAR_ONE)))
+    together = sample(logits, rules, num_threads=8)
+    assert together == [sample(logits[row : row + 1], [rule])[0] for row, rule in enumerate(rules)]
+    for row, rule in enumerate(rules):
+        check_row(logits[row], rule, together[row])
 
 
 def test_frequencies_follow_the_distribution() -> None:
