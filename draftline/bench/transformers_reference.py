@@ -16,8 +16,9 @@ from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.optional_package import import_optional
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.checkpoints.trtllm import WEIGHTS_FILE, load_checkpoint_config
+from draftline.errors import MissingPackageError
 
-_PIP_LINE = "pip install 'draftline[bench]'"
+_PIP_LINE = "pip install 'draftline[bench]' 'transformers>=5'"
 
 
 class TransformersReference:
@@ -26,10 +27,13 @@ class TransformersReference:
     def __init__(self, checkpoint: Path) -> None:
         """Load a converted checkpoint (``builds/NAME/checkpoint``).
 
-        Raises: CheckpointError if it is none, MissingPackageError without torch and transformers.
+        Raises: CheckpointError if it is none, MissingPackageError without torch and transformers 5.
         """
         self._torch = import_optional("torch", "the transformers reference", _PIP_LINE)
         self._transformers = import_optional("transformers", "the transformers reference", _PIP_LINE)
+        version = self._transformers.__version__
+        if int(version.split(".")[0]) < 5:  # before, configurations had no rope_parameters and would ignore them
+            raise MissingPackageError("the transformers reference", "needs transformers >= 5", version, _PIP_LINE)
         config = load_checkpoint_config(checkpoint)
         model = self._transformers.AutoModelForCausalLM.from_config(
             self._build_config(config), dtype=self._torch.float32

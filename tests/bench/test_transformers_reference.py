@@ -9,6 +9,7 @@ import pytest
 
 from draftline.bench.transformers_reference import TransformersReference
 from draftline.checkpoints.convert import convert_checkpoint
+from draftline.errors import MissingPackageError
 from tests.tiny_checkpoints import CLASS_NAMES, Architecture, write_tiny_checkpoint
 
 transformers = pytest.importorskip("transformers")
@@ -34,3 +35,9 @@ def test_logits_and_answers_are_the_originals(tmp_path: Path, architecture: Arch
     assert steps == [1, 2, 3, 4, 5, 6]
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert answer == reference.logits([*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_an_old_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(MissingPackageError, match=r"needs transformers >= 5; got 4\.57\.1; pip install"):
+        TransformersReference(tmp_path)
