@@ -23,7 +23,14 @@ from tests.tiny_checkpoints import write_tiny_checkpoint
 MODELS: dict[str, dict[str, Any]] = {
     "even": {"hidden_size": 64, "heads": 4, "kv_heads": 2},
     "all-heads": {"hidden_size": 96, "intermediate_size": 200, "vocab_size": 267, "heads": 6, "kv_heads": 6},
-    "one-head": {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 301, "heads": 1, "kv_heads": 1},
+    "one-head": {
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "vocab_size": 301,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": 20,
+    },
     "thirds": {"hidden_size": 144, "intermediate_size": 336, "vocab_size": 500, "heads": 9, "kv_heads": 3, "tie": True},
 }
 DTYPES = ("float32", "int8", "int4")
