@@ -13,6 +13,8 @@ from typing import Any
 from draftline.bench.rounds import Measurement, Ratio
 from draftline.checkpoints.optional_package import import_optional
 
+BUSY = 0.5  # load average of the last minute; transformers loses far more to neighbours than the engine does
+
 HOW_TO_READ = """\
 Decode speeds leave the prefill out on all sides: they count the tokens of the whole batch from the moment when every
 answer has its first token until the first answer has its last. Every round measures all systems one after another, in
@@ -38,8 +40,13 @@ def write_table(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
         f"{machine['processor']}, {machine['num_cores']} cores, {machine['memory_gib']} GiB; flags: {flags}",
-        f"load average {machine['load_average'][0]:.1f}; Python {machine['python']}, {versions}",
+        f"Python {machine['python']}, {versions}",
     ]
+    load = machine["load_average"][0]
+    if load > BUSY:
+        lines.append(
+            f"The machine was busy before the first round (load average {load:.1f}): do not quote these numbers."
+        )
     for workload in dict.fromkeys(measurement.workload for measurement in report.measurements):
         lines += ["", workload]
         for measurement in report.measurements:

@@ -88,6 +88,13 @@ def test_the_table_shows_spread_and_verdict() -> None:
     assert "3.00 [2.00, 4.00]  goal 3.1: FAIL" in table
 
 
+@pytest.mark.parametrize(("load", "is_busy"), [(0.1, False), (3.2, True)])
+def test_the_table_warns_of_a_busy_machine(load: float, is_busy: bool) -> None:
+    report = make_report()
+    report.machine["load_average"] = (load, 0.0, 0.0)
+    assert ("do not quote these numbers" in write_table(report)) is is_busy
+
+
 def test_a_report_leaves_json_and_a_plot_and_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_report(make_report(), tmp_path / "out")
