@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,32 +51,41 @@ def build_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     shutil.rmtree(directory)  # 1.4 GB
 
 
+@pytest.fixture(scope="session")
+def loaded_of(build_of: Callable[[str], Path]) -> Iterator[Callable[[str], LoadedEngine]]:
+    """Give the function from a weights dtype to its engine in this process."""
+    with ExitStack() as stack:
+
+        @cache
+        def load(weights_dtype: str) -> LoadedEngine:
+            return stack.enter_context(load_engine(build_of(weights_dtype) / "engine"))
+
+        yield load
+
+
 @pytest.fixture(scope="module", params=["float32", "int8"])
 def weights_dtype(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
-@pytest.fixture(scope="module")
-def loaded(build_of: Callable[[str], Path], weights_dtype: str) -> Iterator[LoadedEngine]:
-    with load_engine(build_of(weights_dtype) / "engine") as engine:
-        yield engine
+@pytest.fixture
+def loaded(loaded_of: Callable[[str], LoadedEngine], weights_dtype: str) -> LoadedEngine:
+    return loaded_of(weights_dtype)
 
 
 @pytest.fixture(scope="session")
-def questions_and_answers(build_of: Callable[[str], Path]) -> Callable[[str], tuple[list[Question], list[str]]]:
-    """Give the function from a weights dtype to 16 questions and the text each of them gets alone.
-
-    The engine of its own has no prefix in its cache, so every prompt is prefilled in whole.
-    """
+def questions_and_answers(
+    loaded_of: Callable[[str], LoadedEngine],
+) -> Callable[[str], tuple[list[Question], list[str]]]:
+    """Give the function from a weights dtype to 16 questions and the text each of them gets alone."""
 
     @cache
     def ask(weights_dtype: str) -> tuple[list[Question], list[str]]:
-        with load_engine(build_of(weights_dtype) / "engine") as engine:
-            long_prompt = write_long_prompt(lambda text: len(engine.tokenizer.encode(text)))
-            prompts = [long_prompt, *PROMPTS[:15]]
-            questions = [Question(prompt, 10 + 3 * place % 23) for place, prompt in enumerate(prompts)]
-            answers = [engine.generate([question.prompt], question.max_tokens)[0].text for question in questions]
-        return questions, answers
+        engine = loaded_of(weights_dtype)
+        long_prompt = write_long_prompt(lambda text: len(engine.tokenizer.encode(text)))
+        prompts = [long_prompt, *PROMPTS[:15]]
+        questions = [Question(prompt, 10 + 3 * place % 23) for place, prompt in enumerate(prompts)]
+        return questions, [engine.generate([one.prompt], one.max_tokens)[0].text for one in questions]
 
     return ask

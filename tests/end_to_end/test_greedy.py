@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftline.bench.transformers_reference import TransformersReference
-from draftline.generation import load_engine
+from draftline.generation import LoadedEngine
 from tests.end_to_end.prompts import PROMPTS
 
 pytestmark = pytest.mark.end_to_end
@@ -18,18 +18,19 @@ NUM_TOKENS = 64
 TIE = 1e-3  # where the reference's best two logits are closer than this, either may be drawn
 
 
-def test_greedy_ids_equal_those_of_transformers(build_of: Callable[[str], Path]) -> None:
+def test_greedy_ids_equal_those_of_transformers(
+    build_of: Callable[[str], Path], loaded_of: Callable[[str], LoadedEngine]
+) -> None:
     """Hold every id against the reference's logits after the very tokens before it, and against its ``generate``."""
-    build = build_of("float32")
-    with load_engine(build / "engine") as loaded:
-        prompts = [loaded.tokenizer.encode(prompt) for prompt in PROMPTS]
-        answers = loaded.generate(prompts, NUM_TOKENS)
-        (end_id,) = loaded.config.model.eos_token_ids
+    loaded = loaded_of("float32")
+    prompts = [loaded.tokenizer.encode(prompt) for prompt in PROMPTS]
+    answers = loaded.generate(prompts, NUM_TOKENS)
+    (end_id,) = loaded.config.model.eos_token_ids
     continuations = [
         [*answer.token_ids, end_id] if answer.finish_reason == "end_id" else list(answer.token_ids)
         for answer in answers
     ]
-    reference = TransformersReference(build / "checkpoint")
+    reference = TransformersReference(build_of("float32") / "checkpoint")
     generated = reference.generate(prompts, NUM_TOKENS)
     num_compared = 0
     for prompt, ours, theirs in zip(prompts, continuations, generated, strict=True):
