@@ -38,6 +38,6 @@ def test_logits_and_answers_are_the_originals(tmp_path: Path, architecture: Arch
 
 
 def test_an_old_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    monkeypatch.setattr("transformers.__version__", "4.57.1")  # transformers replaces its module as it loads
     with pytest.raises(MissingPackageError, match=r"needs transformers >= 5; got 4\.57\.1; pip install"):
         TransformersReference(tmp_path)
