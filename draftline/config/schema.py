@@ -81,7 +81,7 @@ class Engine(Block):
     )
     max_batch_size: int = Field(16, ge=1, le=4096, description="Requests that run in the same step.")
     max_seq_len: int = Field(4096, ge=2, le=1048576, description="Tokens of a request: prompt and answer together.")
-    max_num_tokens: int = Field(512, ge=1, le=65536, description="Tokens of a step, prefill chunks included.")
+    max_num_tokens: int = Field(128, ge=1, le=65536, description="Tokens of a step, prefill chunks included.")
     num_threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the engine; 0 = every physical core available."
     )
