@@ -144,6 +144,7 @@ def _apply_override(document: Document, place: str, override: str) -> None:
     if not block:
         document.values[name] = value
         return
+    document.places.setdefault(block, place)
     values = document.values.setdefault(block, {})
     if not isinstance(values, dict):  # such as draft=null, or a file that wrote a scalar there
         values = document.values[block] = {}

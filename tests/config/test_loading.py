@@ -146,6 +146,10 @@ def test_the_schema_itself_keeps_the_rules() -> None:
         Pipeline.model_validate({"name": "a", "target": {"checkpoint": "a"}, "serve": {"grpc_port": 8000}})
 
 
+def test_an_unknown_block_of_an_override_is_told_at_the_override(tmp_path: Path) -> None:
+    assert problems(tmp_path, MINIMAL, "engine.max_batch_size=2", "foo.bar=1")[0].startswith("override 2: foo: ")
+
+
 def test_overrides_add_and_remove_blocks(tmp_path: Path) -> None:
     text = MINIMAL + "draft: {method: ngram}\n"
     assert load(tmp_path, text, "draft=null").draft is None
