@@ -57,6 +57,7 @@ class GatedSession(FakeSession):
 
 @contextmanager
 def serving(session: GatedSession) -> Iterator[Engine]:
+    before = set(threading.enumerate())
     engine = Engine(
         session,
         max_batch_size=4,
@@ -72,7 +73,8 @@ def serving(session: GatedSession) -> Iterator[Engine]:
     finally:
         session.gate.set()
         engine.close()
-        assert not any(thread.name == "draftline-engine" for thread in threading.enumerate())
+        left = set(threading.enumerate()) - before
+        assert not any(thread.name == "draftline-engine" for thread in left)
 
 
 def make_request(
