@@ -1,14 +1,12 @@
 """What the ``tensorrt_llm`` model does: requests to the engine, its outputs to Triton's response senders.
 
 Three threads: Triton calls ``execute``, which returns at once; the engine's thread reports outputs; one sender thread
-sends. A streamed response costs some 2.5 ms of processor time in the server, its models and a client, as much as a
-tenth of a step on two cores; so many streams together send ``MAX_RESPONSES_PER_SECOND`` at most, and tokens of one
-stream that pile up in between leave together. The first and the last response of a stream never wait.
+sends. ``send`` is a synchronous round trip to the server (about 0.3 ms), so tokens of one stream that pile up while
+others are being sent leave together.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 import queue
@@ -26,7 +24,6 @@ from draftline.triton.generation_response import build_arrays
 from draftline.triton.metrics import EngineStatistics, MetricsReporter
 from draftline.triton.tensors import read_inputs, read_scalar
 
-MAX_RESPONSES_PER_SECOND = 100  # of all streams together; the first two are free
 SHUTDOWN_MESSAGE = "server: must run to answer; got a shutdown; send the request again later"
 
 
@@ -58,10 +55,6 @@ class _Stream:
         self.row = row
         self.pending: list[Output] = []
         self.num_sent_tokens = 0
-        self.next_send_time = 0.0  # time.monotonic(); the first response is due at once
-
-    def is_due(self, now: float) -> bool:
-        return now >= self.next_send_time or any(output.finish_reason is not None for output in self.pending)
 
 
 class GenerationService:
@@ -96,8 +89,6 @@ class GenerationService:
         self._ready: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._metrics = MetricsReporter(pb_utils)
         # A daemon: a stub that lost its server exits without ``close``, and must not wait for this thread.
-        self._delayed: list[tuple[float, int, _Stream]] = []  # a heap by due time; the sender's thread alone touches it
-        self._delays = itertools.count()
         self._sender_thread = threading.Thread(target=self._run_sender, name="draftline-sender", daemon=True)
         self._sender_thread.start()
 
@@ -163,8 +154,7 @@ class GenerationService:
         with self._lock:
             is_queued = stream.row.streaming and bool(stream.pending)
             stream.pending.append(output)
-        # A last output is queued beside the delayed ones before it; whichever comes second finds nothing pending.
-        if output.finish_reason is not None or (stream.row.streaming and not is_queued):
+        if not is_queued and (stream.row.streaming or output.finish_reason is not None):
             self._ready.put(stream)
 
     def _run_sender(self) -> None:
@@ -182,23 +172,13 @@ class GenerationService:
             if now >= next_check:
                 self._check_clients()
                 next_check = now + self._cancellation_seconds
-            while self._delayed and self._delayed[0][0] <= now:
-                self._send_pending(heapq.heappop(self._delayed)[2])
-            due = min(next_check, self._delayed[0][0]) if self._delayed else next_check
             try:
-                stream = self._ready.get(timeout=max(0.0, due - time.monotonic()))
+                stream = self._ready.get(timeout=max(0.0, next_check - time.monotonic()))
             except queue.Empty:
                 continue
             if stream is None:
                 break
-            with self._lock:
-                is_due = stream.is_due(time.monotonic())
-            if is_due:
-                self._send_pending(stream)
-            else:
-                heapq.heappush(self._delayed, (stream.next_send_time, next(self._delays), stream))
-        while self._delayed:
-            self._send_pending(heapq.heappop(self._delayed)[2])
+            self._send_pending(stream)
         self._metrics.report_active(0)
         self._metrics.report_statistics(self._engine.statistics())
 
@@ -214,10 +194,6 @@ class GenerationService:
     def _send_pending(self, stream: _Stream) -> None:
         with self._lock:
             outputs, stream.pending = stream.pending, []
-            num_calls = len(self._calls)
-        if not outputs:
-            return
-        stream.next_send_time = time.monotonic() + max(0, num_calls - 2) / MAX_RESPONSES_PER_SECOND
         last = outputs[-1]
         call = stream.call
         flags = 0

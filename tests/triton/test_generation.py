@@ -162,30 +162,6 @@ def test_tokens_that_pile_up_leave_together(service, engine) -> None:
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
 
 
-def test_many_streams_share_a_rate_of_responses(service, engine) -> None:
-    requests = [make_request(streaming=True) for _ in range(12)]
-    service.execute(requests)
-    started = time.monotonic()
-    for step in range(20):
-        for index in range(12):
-            engine.emit(index, [5], f"{step % 10}")
-        if step == 0:
-            time.sleep(0.05)
-            assert all(len(request.sender.sent) == 1 for request in requests), "a first token does not wait"
-        time.sleep(0.01)
-    emitted = time.monotonic() - started
-    for _ in range(12):
-        engine.emit(0, [], "!", "max_tokens")
-    ended = time.monotonic()
-    assert all(request.sender.final.wait(5) for request in requests)
-    assert time.monotonic() - ended < 1, "a last response does not wait"
-    for request in requests:
-        texts = [response.arrays["output_text"].item().decode() for response, _ in request.sender.sent]
-        assert "".join(texts) == "01234567890123456789!"
-        # One at first, one at the end, one each 100 ms in between: (12 - 2) / 100 s between two of a stream.
-        assert len(texts) <= 2 + emitted / 0.1
-
-
 @pytest.mark.parametrize("exclude", [True, False])
 def test_a_whole_answer_is_one_response_with_the_prompt_unless_excluded(service, engine, model, exclude) -> None:
     request = make_request(exclude_input_in_output=exclude, return_perf_metrics=True)
