@@ -23,7 +23,6 @@ def describe_machine() -> dict[str, Any]:
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg(),
-        "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
     }
