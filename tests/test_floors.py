@@ -14,7 +14,12 @@ FLOORS = {
     "draftline.manifest": 0,
     "draftline.share": 0,
     "draftline.tree": 1,
-    "draftline.acceptance": 1,
+    "draftline.choices": 1,
+    "draftline.speculation": 1.1,
+    "draftline.draft_trees": 1.1,
+    "draftline.tree_growth": 1.2,
+    "draftline.acceptance": 1.2,
+    "draftline.logit_edits": 1.1,
     "draftline.block_pool": 1,
     "draftline.sampling": 1,
     "draftline.quantization": 1,
@@ -53,4 +58,4 @@ def test_imports_go_down(path: Path) -> None:
             continue
         assert FLOORS[there] < FLOORS[here], f"{module_name(path)} imports {module}, which is not below it"
         if here == "draftline.runtime":
-            assert FLOORS[there] <= 1 or module == "draftline.sessions.protocol", f"the runtime imports {module}"
+            assert FLOORS[there] < 2 or module == "draftline.sessions.protocol", f"the runtime imports {module}"

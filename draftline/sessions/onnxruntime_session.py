@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.errors import ArtifactError, MissingPackageError
-from draftline.sessions.batch_split import StepCost, split_batch
+from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
 from draftline.sessions.engine_config import EngineConfig
 from draftline.sessions.onnxruntime_builder import MODEL_FILE
 from draftline.sessions.protocol import StepBatch, StepResult
@@ -22,6 +22,8 @@ class OnnxRuntimeSession:
     A step whose sequences differ much in rows or keys runs as several forwards (``batch_split``): the function body
     pads sequences to the longest one. Results do not depend on the split, by the row law of the graph.
     """
+
+    key_chunk = KEY_CHUNK
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         try:
