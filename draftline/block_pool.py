@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT_BLOCK = -1  # the parent of the first block of every sequence
+ROOT_BLOCK = -1  # the parent of the first block of a sequence
+UNDRAFTED_ROOT_BLOCK = -2  # the same where no drafter fills its pool: such blocks are of no use to who drafts
 
 _Key = tuple[int, bytes]
 
@@ -26,7 +27,7 @@ class BlockPool:
     """Hand out block ids, count who holds them, and find blocks whose contents are already computed.
 
     The prefix cache maps (parent block id, the block's S token ids) to a block id, so equal keys mean equal prefixes
-    exactly: a hash collision is told apart by comparison, and cannot hand over another prompt's KV. A parent's id can
+    exactly (with ``lookahead`` the key has so many more token ids: those that what is kept for the block depends on): a hash collision is told apart by comparison, and cannot hand over another prompt's KV. A parent's id can
     stand for the whole prefix because a published block never outlives its parent in the cache:
 
     - whoever holds a block holds its parent (``find_prefix`` walks from the root, and ``publish`` returns the canonical
@@ -36,11 +37,12 @@ class BlockPool:
     Not thread-safe: one thread owns a pool.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, lookahead: int = 0) -> None:
         assert num_blocks > 0
         assert block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.lookahead = lookahead
         self.num_releases = 0
         self._prefix_cache = prefix_cache
         self._reference_counts = [0] * num_blocks
@@ -72,17 +74,20 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
-    def find_prefix(self, token_ids: NDArray[np.int32], max_blocks: int) -> list[int]:
+    def find_prefix(self, token_ids: NDArray[np.int32], max_blocks: int, root: int = ROOT_BLOCK) -> list[int]:
         """Return the longest chain of published blocks, at most ``max_blocks``, that begins ``token_ids [n]``.
+
+        ``root`` is the parent that the first of them was published with.
 
         The blocks are not taken: ``acquire`` them before anything else happens to the pool.
         """
         block_ids: list[int] = []
         if not self._prefix_cache:
             return block_ids
-        data, num_bytes, parent = token_ids.astype(np.int32, copy=False).tobytes(), 4 * self.block_size, ROOT_BLOCK
-        for start in range(0, min(max_blocks * num_bytes, len(data) - num_bytes + 1), num_bytes):
-            found = self._block_of.get((parent, data[start : start + num_bytes]))
+        data, num_bytes, parent = token_ids.astype(np.int32, copy=False).tobytes(), 4 * self.block_size, root
+        num_key_bytes = num_bytes + 4 * self.lookahead
+        for start in range(0, min(max_blocks * num_bytes, len(data) - num_key_bytes + 1), num_bytes):
+            found = self._block_of.get((parent, data[start : start + num_key_bytes]))
             if found is None:
                 break
             block_ids.append(found)
@@ -111,14 +116,14 @@ class BlockPool:
     def publish(self, block_id: int, parent: int, token_ids: NDArray[np.int32]) -> int:
         """Make a full, committed block findable and return the block that holds these tokens from now on.
 
-        ``parent`` is the canonical block before it (``ROOT_BLOCK`` at the start), which the caller holds as well;
-        ``token_ids [S]``. When another block already holds the same prefix, that one is returned with a reference for
+        ``parent`` is the canonical block before it (a root at the start), which the caller holds as well;
+        ``token_ids [S + lookahead]``. When another block already holds the same prefix, that one is returned with a reference for
         the caller, and the caller's copy is released.
         """
         if not self._prefix_cache:
             return block_id
         key = (parent, token_ids.astype(np.int32, copy=False).tobytes())
-        assert len(key[1]) == 4 * self.block_size, "only full blocks are published"
+        assert len(key[1]) == 4 * (self.block_size + self.lookahead), "only full blocks are published"
         canonical = self._block_of.setdefault(key, block_id)
         if canonical == block_id:
             self._key_of[block_id] = key
@@ -152,7 +157,7 @@ class BlockPool:
         if any(block_id in self._key_of for block_id in self._empty) or len(self._key_of) != len(self._block_of):
             raise AssertionError("prefix cache: an empty block is published, or two keys name one block")
         for (parent, _), block_id in self._block_of.items():
-            if block_id not in self._key_of or (parent != ROOT_BLOCK and parent not in self._key_of):
+            if block_id not in self._key_of or (parent >= 0 and parent not in self._key_of):
                 raise AssertionError(f"prefix cache: block {block_id} outlived its parent {parent}")
 
     def _evict(self) -> int:
