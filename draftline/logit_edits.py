@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BANNED = -3.0e38
+BANNED = -1.0e30  # far below any logit, and finite after a division by the smallest temperature
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,9 @@ class LogitEdits:
     """Changes to single logits before sampling, E of them; no (row, token) twice.
 
     ``edited = repeated(logit + bias) + offset``, where ``repeated(l)`` is ``l / divisor`` above 0 and ``l * divisor``
-    otherwise (the repetition penalty). Neutral: bias 0, divisor 1, offset 0. ``offset`` ``BANNED`` bans a token.
+    otherwise (the repetition penalty). Neutral: bias 0, divisor 1, offset 0. ``offset`` ``BANNED`` bans a token. No
+    edited logit is below ``BANNED``: tokens of a row in which all are banned are equal, so the greedy one is id 0 and
+    the drawn one uniform over the vocabulary.
 
     Shapes: ``rows [E] int32``, indices into ``StepBatch.sample_rows``; ``token_ids [E] int32``; the others
     ``[E] float32``.
@@ -26,3 +28,31 @@ class LogitEdits:
     bias: NDArray[np.float32]
     divisor: NDArray[np.float32]
     offset: NDArray[np.float32]
+
+
+NO_EDITS = LogitEdits(
+    rows=np.empty(0, np.int32),
+    token_ids=np.empty(0, np.int32),
+    bias=np.empty(0, np.float32),
+    divisor=np.empty(0, np.float32),
+    offset=np.empty(0, np.float32),
+)
+
+
+def edited_logits(logits: NDArray[np.float32], edits: LogitEdits | None) -> NDArray[np.float32]:
+    """Apply edits: what the graph samples from, for rules that run on the host and for tests.
+
+    Shapes: ``logits [R, V] float32`` -> a new ``[R, V] float32``. Numerics: float32, one operation after the other as
+    in the graph, so both agree to the last bit.
+
+    >>> one = np.ones(1, np.float32)
+    >>> ban = LogitEdits(np.array([0]), np.array([1]), 0 * one, one, BANNED * one)
+    >>> edited_logits(np.array([[2, 3]], np.float32), ban)[0].tolist() == [2.0, float(np.float32(BANNED))]
+    True
+    """
+    edited = logits.copy()
+    if edits is not None:
+        biased = logits[edits.rows, edits.token_ids] + edits.bias
+        repeated = np.where(biased > 0, biased / edits.divisor, biased * edits.divisor)
+        edited[edits.rows, edits.token_ids] = np.maximum(repeated + edits.offset, np.float32(BANNED))
+    return edited

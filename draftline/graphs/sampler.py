@@ -2,19 +2,83 @@
 
 Its oracle is ``draftline.sampling.sample_reference``. Rules: temperature, then top-k (ties with the k-th value stay),
 then top-p (a token stays while the probability strictly above its own is below ``top_p``), then the first token in id
-order whose cumulated kept probability exceeds ``uniform`` times their sum. Parts that no row of the step needs are
-skipped by ``If``.
+order whose cumulated kept probability exceeds ``uniform`` times their sum. Before them come the edits of single logits;
+their oracle is ``draftline.logit_edits.edit_logits_reference``. Parts that no row of the step needs are skipped by
+``If``.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import OnnxGraph
+from draftline.logit_edits import BANNED
 
 GROUP = 128  # tokens summed together; the cumulative sum walks over groups, then inside one
 NUCLEUS_GUESS = 1024  # tokens sorted first for top-p; all are sorted when a row's nucleus is larger
 LOWEST = -3.0e38
+
+
+class EditInputs(NamedTuple):
+    """Names of the fields of ``LogitEdits`` in the graph: ``[E]`` each, E >= 0."""
+
+    rows: str
+    token_ids: str
+    bias: str
+    divisor: str
+    offset: str
+
+
+def emit_edit_inputs(graph: OnnxGraph) -> EditInputs:
+    """Add the graph inputs ``edit_rows``, ``edit_token_ids``, ``edit_bias``, ``edit_divisor``, ``edit_offset``."""
+    types = dict.fromkeys(EditInputs._fields, TensorProto.FLOAT)
+    types |= dict.fromkeys(("rows", "token_ids"), TensorProto.INT32)
+    return EditInputs(**{name: graph.input(f"edit_{name}", onnx_type, ["E"]) for name, onnx_type in types.items()})
+
+
+def emit_edited_sampler(
+    graph: OnnxGraph,
+    logits: str,
+    edits: EditInputs,
+    temperature: str,
+    top_k: str,
+    top_p: str,
+    uniform: str,
+    vocab_size: int,
+) -> str:
+    """Append the edits of ``draftline.logit_edits`` and the sampler; returns ``sampled_ids [R] int64``.
+
+    ``logits`` stays as it is; a step without edits does not copy it.
+
+    Shapes: as ``emit_sampler``; no (row, token) twice among the edits.
+    """
+
+    def sample(branch: OnnxGraph, values: str) -> str:
+        return emit_sampler(branch, values, temperature, top_k, top_p, uniform, vocab_size)
+
+    num_edits = graph.op("Squeeze", graph.op("Shape", edits.rows))
+    return graph.branch(
+        graph.op("Greater", num_edits, graph.constant(0)),
+        lambda branch: sample(branch, _edit_logits(branch, logits, edits)),
+        lambda branch: sample(branch, logits),
+        TensorProto.INT64,
+    )
+
+
+def _edit_logits(graph: OnnxGraph, logits: str, edits: EditInputs) -> str:
+    columns = [_column(graph, graph.op("Cast", name, to=TensorProto.INT64)) for name in (edits.rows, edits.token_ids)]
+    index = graph.op("Concat", *columns, axis=1)
+    biased = graph.op("Add", graph.op("GatherND", logits, index), edits.bias)
+    repeated = graph.op(
+        "Where",
+        graph.op("Greater", biased, graph.constant(0.0)),
+        graph.op("Div", biased, edits.divisor),
+        graph.op("Mul", biased, edits.divisor),
+    )
+    edited = graph.op("Max", graph.op("Add", repeated, edits.offset), graph.constant(BANNED))
+    return graph.op("ScatterND", logits, index, edited)
 
 
 def emit_sampler(

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph, TensorLocation
-from draftline.graphs.sampler import emit_sampler
+from draftline.graphs.sampler import emit_edit_inputs, emit_edited_sampler
 from draftline.graphs.tree_attention import load_tree_attention_function
 
 EMBEDDING = "transformer.vocab_embedding"
@@ -27,10 +27,10 @@ def build_target_graph(
 ) -> onnx.ModelProto:
     """Build the graph of one forward.
 
-    Inputs are the fields of ``StepBatch`` (``packed_mask`` always given) and, for every layer L,
-    ``kv_pool.L [num_blocks, 2, K, S, D]``.
+    Inputs are the fields of ``StepBatch`` (``packed_mask`` always given; ``edits`` as ``edit_rows`` and so on) and, for
+    every layer L, ``kv_pool.L [num_blocks, 2, K, S, D]``.
     Outputs: ``sampled_ids [R] int64``, ``kv_rows [2 * layers, T, K * D]`` (keys of a layer, then its values; rotated,
-    uncommitted) and ``logits [R, V]``, which is computed for the sampler anyway and read only when asked for.
+    uncommitted) and ``logits [R, V]``, unedited, which is computed for the sampler anyway and read only when asked for.
     """
     graph = OnnxGraph()
     ids = graph.input("input_ids", TensorProto.INT32, ["T"])
@@ -46,6 +46,7 @@ def build_target_graph(
     top_k = graph.input("top_k", TensorProto.INT32, ["R"])
     top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
     uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
+    edits = emit_edit_inputs(graph)
 
     linear = Linear(graph, weights)
     target = _Target(graph, linear, config, weights, block_size)
@@ -60,9 +61,8 @@ def build_target_graph(
     rows = target.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
     lm_head = EMBEDDING if config.share_embedding_table else LM_HEAD
     logits = linear.emit(rows, lm_head, config.hidden_size, config.vocab_size)
-    sampled = emit_sampler(
-        graph, logits, temperature, graph.op("Cast", top_k, to=TensorProto.INT64), top_p, uniform, config.vocab_size
-    )
+    wanted = graph.op("Cast", top_k, to=TensorProto.INT64)
+    sampled = emit_edited_sampler(graph, logits, edits, temperature, wanted, top_p, uniform, config.vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     kv_size = config.num_key_value_heads * config.head_size
     graph.output(

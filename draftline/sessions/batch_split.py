@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
+from draftline.logit_edits import LogitEdits
 from draftline.sessions.protocol import StepBatch
 
 WEIGHT_BYTES = {"float32": 4.0, "int8": 1.0, "int4": 0.625}
@@ -114,5 +115,24 @@ def _take(
         top_p=batch.top_p[samples],
         uniform=batch.uniform[samples],
         packed_mask=None if batch.packed_mask is None else batch.packed_mask[rows],
+        edits=None if batch.edits is None else _edits_of(batch.edits, samples, len(batch.sample_rows)),
+        wants_logits=batch.wants_logits,
     )
     return Part(part, rows, samples)
+
+
+def _edits_of(edits: LogitEdits, samples: NDArray[np.int64], num_samples: int) -> LogitEdits | None:
+    """Edits of the sampled rows ``samples`` alone, as edits of rows 0, 1, ...; None where there are none."""
+    new_row = np.full(num_samples, -1, np.int32)
+    new_row[samples] = np.arange(len(samples))
+    moved = new_row[edits.rows]
+    chosen = np.flatnonzero(moved >= 0)
+    if not chosen.size:
+        return None
+    return LogitEdits(
+        rows=moved[chosen],
+        token_ids=edits.token_ids[chosen],
+        bias=edits.bias[chosen],
+        divisor=edits.divisor[chosen],
+        offset=edits.offset[chosen],
+    )

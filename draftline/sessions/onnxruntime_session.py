@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.errors import ArtifactError, MissingPackageError
+from draftline.logit_edits import NO_EDITS, LogitEdits
 from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
 from draftline.sessions.engine_config import EngineConfig
 from draftline.sessions.onnxruntime_builder import MODEL_FILE
@@ -84,8 +85,9 @@ class OnnxRuntimeSession:
             raise ArtifactError(directory / MODEL_FILE, rule, got, "build the engine again")
 
     def forward(self, batch: StepBatch) -> StepResult:
-        sampled, _ = self._run(batch, ("sampled_ids",))
-        return StepResult(sampled["sampled_ids"].astype(np.int32))
+        names = ("sampled_ids", "logits") if batch.wants_logits else ("sampled_ids",)
+        outputs, _ = self._run(batch, names)
+        return StepResult(outputs["sampled_ids"].astype(np.int32), outputs.get("logits"))
 
     def forward_logits(self, batch: StepBatch) -> NDArray[np.float32]:
         """Run one forward and return the logits ``[R, V] float32`` of the sampled rows: for checks and oracles."""
@@ -168,7 +170,11 @@ def _feeds(batch: StepBatch, causal_mask: NDArray[np.int32]) -> dict[str, NDArra
     if not len(batch.sample_rows):  # a prefill chunk that is not the last: one greedy row keeps every shape above zero
         neutral = {"top_p": 1}
         sampling = {name: np.full(1, neutral.get(name, 0), value.dtype) for name, value in sampling.items()}
-    return feeds | sampling
+    return feeds | sampling | _edit_feeds(batch.edits)
+
+
+def _edit_feeds(edits: LogitEdits | None) -> dict[str, NDArray[Any]]:
+    return {f"edit_{field.name}": getattr(edits or NO_EDITS, field.name) for field in fields(LogitEdits)}
 
 
 def _twice(batch: StepBatch) -> StepBatch:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import OnnxGraph
-from draftline.graphs.sampler import NUCLEUS_GUESS, emit_sampler
+from draftline.graphs.sampler import NUCLEUS_GUESS, emit_edit_inputs, emit_edited_sampler
+from draftline.logit_edits import BANNED, NO_EDITS, LogitEdits, edited_logits
 from draftline.sampling import kept_probabilities, sample_reference
 
 NEAR_ONE = float(np.float32(1 - 2.0**-24))  # the largest number that `uniform` gives
@@ -36,7 +37,8 @@ def session(vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSessi
     top_k = graph.input("top_k", TensorProto.INT64, ["R"])
     top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
     uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
-    sampled = emit_sampler(graph, logits, temperature, top_k, top_p, uniform, vocab_size)
+    edits = emit_edit_inputs(graph)
+    sampled = emit_edited_sampler(graph, logits, edits, temperature, top_k, top_p, uniform, vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -45,7 +47,9 @@ def session(vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSessi
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def sample(logits: NDArray[np.float32], rules: list[Rule], num_threads: int = 1) -> list[int]:
+def sample(
+    logits: NDArray[np.float32], rules: list[Rule], num_threads: int = 1, edits: LogitEdits = NO_EDITS
+) -> list[int]:
     temperature, top_k, top_p, uniform = zip(*rules, strict=True)
     feeds = {
         "logits": logits,
@@ -53,6 +57,7 @@ def sample(logits: NDArray[np.float32], rules: list[Rule], num_threads: int = 1)
         "top_k": np.array(top_k, np.int64),
         "top_p": np.array(top_p, np.float32),
         "uniform": np.array(uniform, np.float32),
+        **{f"edit_{name}": value for name, value in vars(edits).items()},
     }
     ids: list[int] = session(logits.shape[1], num_threads).run(None, feeds)[0].tolist()
     return ids
@@ -168,3 +173,64 @@ def test_frequencies_follow_the_distribution() -> None:
     tokens = sample(np.tile(logits, (2000, 1)), [Rule(1.0, 0, 1.0, u) for u in grid])
     counts = np.bincount(tokens, minlength=6)
     assert np.abs(counts - 2000 * np.exp(logits)).max() <= 1
+
+
+def random_edits(random: np.random.Generator, num_rows: int, vocab_size: int, num_edits: int) -> LogitEdits:
+    """Neutral and strong ones, in an order of their own."""
+    chosen = random.permutation(num_rows * vocab_size)[:num_edits]
+    rows, token_ids = np.divmod(chosen, vocab_size)
+    return LogitEdits(
+        rows=rows.astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
+        bias=random.choice([0.0, 1.5, -2.0, 9.0], len(chosen)).astype(np.float32),
+        divisor=random.choice([1.0, 1.3, 0.7], len(chosen)).astype(np.float32),
+        offset=random.choice([0.0, -0.4, 0.9, BANNED], len(chosen)).astype(np.float32),
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from([1, 7, 128, 267, 1500]),
+    st.lists(rules, min_size=1, max_size=6),
+    st.sampled_from([1, 2, 50, 10_000]),
+    st.integers(0, 2**32 - 1),
+)
+def test_edits_come_before_the_rules(vocab_size: int, rules: list[Rule], num_edits: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal((len(rules), vocab_size)) * 2).astype(np.float32)
+    edits = random_edits(random, len(rules), vocab_size, num_edits)
+    edited = edited_logits(logits, edits)
+    tokens = sample(logits, rules, edits=edits)
+    for row, rule in enumerate(rules):
+        check_row(edited[row], rule, tokens[row])
+
+
+def test_a_row_without_edits_is_drawn_as_in_a_step_without() -> None:
+    """Also with the random number on a boundary between two tokens, where one bit would show."""
+    random = np.random.default_rng(1)
+    logits = random.standard_normal((40, 267)).astype(np.float32)
+    rules = [Rule(0.8, 0, 1.0, float(u)) for u in random.random(40)]
+    edits = random_edits(random, 20, 267, 300)
+    assert sample(logits, rules, edits=edits)[20:] == sample(logits, rules)[20:]
+    neutral = LogitEdits(*(np.array([value], kind) for value, kind in zip((0, 5, 0, 1, 0), "iifff", strict=True)))
+    assert sample(logits, rules, edits=neutral) == sample(logits, rules)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.5, 1.0, 100.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.9), (3, 0.5)])
+def test_a_banned_token_is_never_drawn_and_a_row_of_banned_ones_is_uniform(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    vocab_size = 130
+    logits = np.random.default_rng(2).standard_normal((9, vocab_size)).astype(np.float32)
+    logits[:4, 77] = -40.0  # the only one that is left
+    rows, token_ids = np.nonzero(
+        np.broadcast_to(np.arange(vocab_size) != 77, logits.shape) | (np.arange(9) > 3)[:, None]
+    )
+    ones = np.ones(len(rows), np.float32)
+    ban = LogitEdits(rows.astype(np.int32), token_ids.astype(np.int32), 0 * ones, ones, BANNED * ones)
+    uniforms = [0.0, 0.305, 0.605, NEAR_ONE]
+    rules = [Rule(temperature, top_k, top_p, u) for u in (*uniforms, *uniforms)] + [Rule()]
+    tokens = sample(logits, rules, edits=ban)
+    assert tokens[:4] == [77] * 4
+    assert tokens[4:] == [0, 39, 78, 129, 0]
