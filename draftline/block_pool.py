@@ -27,8 +27,9 @@ class BlockPool:
     """Hand out block ids, count who holds them, and find blocks whose contents are already computed.
 
     The prefix cache maps (parent block id, the block's S token ids) to a block id, so equal keys mean equal prefixes
-    exactly (with ``lookahead`` the key has so many more token ids: those that what is kept for the block depends on): a hash collision is told apart by comparison, and cannot hand over another prompt's KV. A parent's id can
-    stand for the whole prefix because a published block never outlives its parent in the cache:
+    exactly: a hash collision is told apart by comparison, and cannot hand over another prompt's KV. With ``lookahead``
+    a key has so many token ids more, those behind the block that what is kept for it depends on. A parent's id can stand
+    for the whole prefix because a published block never outlives its parent in the cache:
 
     - whoever holds a block holds its parent (``find_prefix`` walks from the root, and ``publish`` returns the canonical
       block, which the caller must hold from then on in place of its own copy);
@@ -117,8 +118,8 @@ class BlockPool:
         """Make a full, committed block findable and return the block that holds these tokens from now on.
 
         ``parent`` is the canonical block before it (a root at the start), which the caller holds as well;
-        ``token_ids [S + lookahead]``. When another block already holds the same prefix, that one is returned with a reference for
-        the caller, and the caller's copy is released.
+        ``token_ids [S + lookahead]``. When another block already holds the same prefix, that one is returned with a
+        reference for the caller, and the caller's copy is released.
         """
         if not self._prefix_cache:
             return block_id
