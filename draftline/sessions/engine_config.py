@@ -6,19 +6,52 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.errors import ArtifactError
+from draftline.speculation import Acceptance, TreeShape
 
 CONFIG_FILE = "config.json"
-FORMAT_VERSION = 1  # of the graph's inputs and outputs and of this file
+FORMAT_VERSION = 2  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
+
+DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
+METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
+EXACT = Acceptance()
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """One drafter of an engine. Fields a method has no use for are 0.
+
+    - ``num_candidates``: the k of ``DraftResult.token_ids [R, k]`` and of ``StepResult.head_ids [R, heads, k]``.
+    - ``max_position_embeddings``: positions the checkpoint was trained for; 0 = no limit of its own.
+    - ``num_heads``: of Medusa, hence the greatest depth it drafts.
+    - ``num_layers``, ``num_key_value_heads``, ``head_size``: of the drafter's own pool.
+    - ``hidden_size``: columns of an EAGLE head's output, which later forwards are fed with.
+    - ``feature_start``, ``feature_size``: the columns of the target's features that an EAGLE head reads.
+    """
+
+    method: DraftMethod
+    num_candidates: int = 0
+    max_position_embeddings: int = 0
+    num_heads: int = 0
+    num_layers: int = 0
+    num_key_value_heads: int = 0
+    head_size: int = 0
+    hidden_size: int = 0
+    feature_start: int = 0
+    feature_size: int = 0
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits are inclusive; ``num_threads`` 0 = one per physical core available."""
+    """Limits are inclusive; ``num_threads`` 0 = one per physical core available.
+
+    ``drafts`` in the order of the pipeline; ``tree`` is None exactly where there are none.
+    """
 
     backend: str
     weights_dtype: str
@@ -30,6 +63,9 @@ class EngineConfig:
     max_blocks: int
     prefix_cache: bool
     model: CheckpointConfig
+    drafts: tuple[DraftConfig, ...] = ()
+    tree: TreeShape | None = None
+    acceptance: Acceptance = EXACT
 
 
 def write_engine_config(directory: Path, config: EngineConfig) -> None:
@@ -76,10 +112,31 @@ def load_engine_config(directory: Path) -> EngineConfig:
     model = document.pop("model")
     _check_keys(model, _field_names(CheckpointConfig), f"{path}: model")
     model["eos_token_ids"] = tuple(model["eos_token_ids"])
-    return EngineConfig(**document, model=CheckpointConfig(**model))
+    speculation = _read_speculation(document, path)
+    return EngineConfig(**document, model=CheckpointConfig(**model), **speculation)
 
 
-def _field_names(kind: type[EngineConfig] | type[CheckpointConfig]) -> set[str]:
+def _read_speculation(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Take ``drafts``, ``tree`` and ``acceptance`` out of ``document``."""
+    drafts, tree, acceptance = (document.pop(key) for key in ("drafts", "tree", "acceptance"))
+    if not isinstance(drafts, list):
+        raise ArtifactError(f"{path}: drafts", "must be a list", type(drafts).__name__, _AGAIN)
+    for index, draft in enumerate(drafts):
+        _check_keys(draft, _field_names(DraftConfig), f"{path}: drafts[{index}]")
+    if tree is not None:
+        _check_keys(tree, _field_names(TreeShape), f"{path}: tree")
+        tree["choices"] = tuple(tuple(choice) for choice in tree["choices"])
+    if (tree is None) != (not drafts):
+        raise ArtifactError(f"{path}: tree", "is there exactly where drafts are", tree, _AGAIN)
+    _check_keys(acceptance, _field_names(Acceptance), f"{path}: acceptance")
+    return {
+        "drafts": tuple(DraftConfig(**draft) for draft in drafts),
+        "tree": None if tree is None else TreeShape(**tree),
+        "acceptance": Acceptance(**acceptance),
+    }
+
+
+def _field_names(kind: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 

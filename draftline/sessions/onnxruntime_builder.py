@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ from draftline.graphs.rotary import build_rotary_tables
 from draftline.graphs.target import EMBEDDING, LM_HEAD, ROTARY_COSINES, ROTARY_SINES, build_target_graph
 from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
-from draftline.sessions.engine_config import EngineConfig, write_engine_config
+from draftline.sessions.engine_config import EXACT, DraftConfig, DraftMethod, EngineConfig, write_engine_config
+from draftline.speculation import Acceptance, TreeShape
 
 CHECKPOINT_FILE, WEIGHTS_FILE, MODEL_FILE = "rank0.safetensors", "weights.safetensors", "model.onnx"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ONNX_TYPES = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8}
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """A drafter to build: ``checkpoint`` is the folder of the converted checkpoint, None for ``ngram``."""
+
+    method: DraftMethod
+    checkpoint: Path | None = None
 
 
 def build_engine(
@@ -42,6 +52,9 @@ def build_engine(
     max_blocks: int,
     prefix_cache: bool,
     progress: Callable[[int, int], None],
+    drafts: Sequence[DraftSource] = (),
+    tree: TreeShape | None = None,
+    acceptance: Acceptance = EXACT,
 ) -> None:
     """Write the engine of a converted checkpoint into the existing folder ``destination``.
 
@@ -77,6 +90,9 @@ def build_engine(
             max_blocks=max_blocks,
             prefix_cache=prefix_cache,
             model=config,
+            drafts=tuple(DraftConfig(draft.method) for draft in drafts),
+            tree=tree,
+            acceptance=acceptance,
         ),
     )
 
