@@ -20,6 +20,7 @@ FLOORS = {
     "draftline.tree_growth": 1.2,
     "draftline.acceptance": 1.2,
     "draftline.logit_edits": 1.1,
+    "draftline.logit_rules": 1.2,
     "draftline.block_pool": 1,
     "draftline.sampling": 1,
     "draftline.quantization": 1,

@@ -3,7 +3,7 @@
 Its oracle is ``draftline.sampling.sample_reference``. Rules: temperature, then top-k (ties with the k-th value stay),
 then top-p (a token stays while the probability strictly above its own is below ``top_p``), then the first token in id
 order whose cumulated kept probability exceeds ``uniform`` times their sum. Before them come the edits of single logits;
-their oracle is ``draftline.logit_edits.edit_logits_reference``. Parts that no row of the step needs are skipped by
+their oracle is ``draftline.logit_edits.edited_logits``. Parts that no row of the step needs are skipped by
 ``If``.
 """
 
