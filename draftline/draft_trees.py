@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,3 +26,267 @@ class DraftTrees:
     log_probs: NDArray[np.float32]
     sources: NDArray[np.int8]
     num_nodes: NDArray[np.int64]
+
+
+NodeIds = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def empty_trees(num_sequences: int, width: int) -> DraftTrees:
+    """Build B trees of no node, all padding: what the builders fill in."""
+    shape = (num_sequences, width)
+    return DraftTrees(
+        parents=np.full(shape, -1, dtype=np.int32),
+        token_ids=np.full(shape, -1, dtype=np.int32),
+        log_probs=np.full(shape, -np.inf, dtype=np.float32),
+        sources=np.full(shape, -1, dtype=np.int8),
+        num_nodes=np.zeros(num_sequences, dtype=np.int64),
+    )
+
+
+def roots_only(root_ids: NDArray[np.int32], width: int = 1) -> DraftTrees:
+    """Build trees without draft tokens, padded to ``width``: ``root_ids [B]``.
+
+    >>> roots_only(np.array([7, 8], dtype=np.int32), 2).token_ids.tolist()
+    [[7, -1], [8, -1]]
+    """
+    trees = empty_trees(root_ids.shape[0], width)
+    trees.token_ids[:, 0] = root_ids
+    trees.log_probs[:, 0] = 0.0
+    trees.num_nodes[:] = 1
+    return trees
+
+
+def chain_trees(
+    root_ids: NDArray[np.int32],
+    token_ids: NDArray[np.int32],
+    log_probs: NDArray[np.float32],
+    lengths: NDArray[np.int64],
+    source: int,
+) -> DraftTrees:
+    """Build trees of one path each.
+
+    Shapes: ``root_ids [B]``; ``token_ids`` and ``log_probs [B, D]``, of which sequence b has the first ``lengths[b]``,
+    0 <= lengths <= D. The result is as wide as the longest.
+
+    >>> chain_trees(np.int32([7]), np.int32([[1, 2, 3]]), np.float32([[-1, -1, -1]]), np.array([2]), 0).parents.tolist()
+    [[-1, 0, 1]]
+    """
+    depth = int(lengths.max(initial=0))
+    trees = roots_only(root_ids, depth + 1)
+    drafted = np.arange(depth) < lengths[:, None]
+    trees.parents[:, 1:] = np.where(drafted, np.arange(depth), -1)
+    trees.token_ids[:, 1:] = np.where(drafted, token_ids[:, :depth], -1)
+    trees.log_probs[:, 1:] = np.where(drafted, log_probs[:, :depth], -np.inf)
+    trees.sources[:, 1:] = np.where(drafted, source, -1)
+    trees.num_nodes[:] = lengths + 1
+    return trees
+
+
+def flat_parents(parents: NDArray[np.int32]) -> NodeIds:
+    """Number the nodes of all sequences together: the parent of node ``b * N + i``; roots and padding are their own.
+
+    Shapes: ``parents [B, N]`` -> ``[B * N] int64``. Functions of a node's whole path follow from repeated gathers.
+
+    >>> flat_parents(np.int32([[-1, 0], [-1, 0]])).tolist()
+    [0, 0, 2, 2]
+    """
+    nodes = np.arange(parents.size)
+    flat = parents.ravel()
+    return np.where(flat >= 0, nodes - nodes % parents.shape[1] + flat, nodes)
+
+
+def node_depths(trees: DraftTrees) -> NDArray[np.int64]:
+    """Compute the depth of every node: ``[B, N] int64``, 0 at roots and -1 in padding.
+
+    >>> trees = chain_trees(np.int32([7, 8]), np.int32([[1], [2]]), np.float32([[-1], [-1]]), np.array([1, 0]), 0)
+    >>> node_depths(trees).tolist()
+    [[0, 1], [0, -1]]
+    """
+    depths = _hops(flat_parents(trees.parents)).reshape(trees.parents.shape)
+    depths[_padding(trees)] = -1
+    return depths
+
+
+def _hops(ancestors: NodeIds) -> NDArray[np.int64]:
+    # Doubles the reach of every node's ancestor until all are roots: log2(depth) gathers.
+    hops: NDArray[np.int64] = (ancestors != np.arange(ancestors.size)).astype(np.int64)
+    while True:
+        further = hops[ancestors]
+        if not further.any():
+            return hops
+        hops += further
+        ancestors = ancestors[ancestors]
+
+
+def _padding(trees: DraftTrees) -> Mask:
+    return np.arange(trees.parents.shape[1]) >= trees.num_nodes[:, None]
+
+
+def packed_masks(trees: DraftTrees) -> NDArray[np.int32]:
+    """Pack the mask in which a node attends to itself and its ancestors, as ``draftline.tree.pack_mask`` does.
+
+    Shapes: ``[B, N, ceil(N / 32)] int32``; padding attends to nothing.
+
+    >>> trees = chain_trees(np.int32([7]), np.int32([[1, 2]]), np.float32([[-1, -1]]), np.array([2]), 0)
+    >>> packed_masks(trees)[0, :, 0].tolist()
+    [1, 3, 7]
+    """
+    num_sequences, width = trees.parents.shape
+    num_words = -(-width // 32)
+    nodes = np.arange(width)
+    own = np.zeros((width, num_words), dtype=np.uint32)
+    own[nodes, nodes // 32] = np.left_shift(1, nodes % 32).astype(np.uint32)
+    masks = np.tile(own, (num_sequences, 1))
+    ancestors = flat_parents(trees.parents)
+    while True:
+        masks |= masks[ancestors]
+        further = ancestors[ancestors]
+        if np.array_equal(further, ancestors):
+            break
+        ancestors = further
+    masks = masks.reshape(num_sequences, width, num_words)
+    masks[_padding(trees)] = 0
+    return masks.view(np.int32)
+
+
+def cumulative_log_probs(trees: DraftTrees) -> NDArray[np.float32]:
+    """Compute the log of the draft's probability of every node's path: ``[B, N] float32``, -inf in padding.
+
+    Numerics: float32, added from the root down, and log-probabilities above 0 (a rounding of log-softmax) count as 0.
+    So a node never has more than its parent, not even in the last bit.
+    """
+    parents = flat_parents(trees.parents)
+    own = np.minimum(trees.log_probs.ravel(), np.float32(0.0))
+    total = own
+    # After i rounds the nodes down to depth i + 1 are final: roots have 0 and are their own parents.
+    for _ in range(int(_hops(parents).max(initial=1)) - 1):
+        total = own + total[parents]
+    return total.reshape(trees.parents.shape)
+
+
+def keep_nodes(trees: DraftTrees, keep: Mask) -> DraftTrees:
+    """Take some nodes of every tree, in their order, renumbered; the result is as wide as the largest tree.
+
+    ``keep [B, N]`` holds the root, and with every node its parent; padding is never kept.
+    """
+    keep = keep & ~_padding(trees)
+    assert keep[:, 0].all(), "every tree keeps its root"
+    assert keep.ravel()[flat_parents(trees.parents)][keep.ravel()].all(), "a kept node's parent is kept"
+    return _compacted(trees, keep)
+
+
+def _compacted(trees: DraftTrees, keep: Mask) -> DraftTrees:
+    num_nodes = keep.sum(axis=1)
+    kept = empty_trees(keep.shape[0], int(num_nodes.max(initial=1)))
+    kept.num_nodes[:] = num_nodes
+    new_ids = np.cumsum(keep, axis=1, dtype=np.int32) - np.int32(1)
+    rows, columns = np.nonzero(keep)
+    places = (rows, new_ids[rows, columns])
+    parents = trees.parents[rows, columns]
+    kept.parents[places] = np.where(parents >= 0, new_ids[rows, parents], np.int32(-1))
+    kept.token_ids[places] = trees.token_ids[rows, columns]
+    kept.log_probs[places] = trees.log_probs[rows, columns]
+    kept.sources[places] = trees.sources[rows, columns]
+    return kept
+
+
+def first_children(parents: NDArray[np.int32], log_probs: NDArray[np.float32]) -> Mask:
+    """Find the path that takes the most probable child of every node, the first of equals: ``[B, N] bool``.
+
+    Shapes: both ``[B, N]``; nodes of log-probability -inf are not taken. The path includes the root.
+    """
+    on_path = np.zeros(parents.shape, dtype=np.bool_)
+    on_path[:, 0] = True
+    sequences = np.arange(parents.shape[0])
+    current = np.zeros_like(sequences)
+    while sequences.size:
+        children = np.where(parents[sequences] == current[:, None], log_probs[sequences], -np.inf)
+        best = children.argmax(axis=1)
+        found = children[np.arange(best.size), best] > -np.inf
+        sequences, current = sequences[found], best[found]
+        on_path[sequences, current] = True
+    return on_path
+
+
+def best_nodes(cumulative: NDArray[np.float32], depths: NDArray[np.int64], max_nodes: NDArray[np.int64]) -> Mask:
+    """Choose the ``max_nodes[b]`` nodes of every tree with the most probable paths: ``[B, N] bool``, root included.
+
+    Source: the rerank of EAGLE-2 (Li et al., 2024), section 4.2, which leaves ties to chance and with them, where a
+    child has probability 1, can keep it without its parent. Here equals are taken by depth, then by index.
+
+    Shapes: ``cumulative`` (<= 0, and at most the parent's; -inf = never taken) and ``depths [B, N]``, root first;
+    ``max_nodes [B] >= 1``.
+    """
+    width = cumulative.shape[1]
+    # The bits of a float that is not negative sort like the float; below them depth and index make every key unique.
+    keys = np.abs(cumulative).view(np.int32).astype(np.int64) << 32 | depths.clip(0) * width + np.arange(width)
+    last = np.minimum(max_nodes, width) - 1
+    ranked = np.partition(keys, np.unique(last), axis=1)
+    limits = ranked[np.arange(last.size), last]
+    best: Mask = (keys <= limits[:, None]) & (cumulative > -np.inf)
+    return best
+
+
+def keep_best(
+    trees: DraftTrees, max_nodes: NDArray[np.int64], chain_only: Mask, max_depths: NDArray[np.int64]
+) -> DraftTrees:
+    """Take the best nodes of every tree, as ``best_nodes`` ranks them.
+
+    Shapes: all ``[B]``; ``max_nodes`` counts the root; ``max_depths`` >= 0. ``chain_only`` takes no node beside the
+    path of most probable children.
+    """
+    depths = node_depths(trees)
+    candidates = depths <= max_depths[:, None]
+    if chain_only.any():
+        candidates &= first_children(trees.parents, trees.log_probs) | ~chain_only[:, None]
+    cumulative = np.where(candidates, cumulative_log_probs(trees), np.float32(-np.inf))
+    return _compacted(trees, best_nodes(cumulative, depths, max_nodes))
+
+
+def merge_trees(several: Sequence[DraftTrees]) -> DraftTrees:
+    """Join the trees of several drafters into one per sequence: same parent and same token make one node.
+
+    Such a node has the highest of the log-probabilities and the source that gave it, the earlier one among equals.
+    Nodes of earlier trees come first; each tree's keep their order, so parents precede children. All have the same
+    sequences and roots.
+    """
+    if len(several) == 1:
+        return several[0]
+    joined = _side_by_side(several)
+    num_sequences, width = joined.parents.shape
+    parents = flat_parents(joined.parents)
+    depths = _hops(parents)
+    depths[joined.token_ids.ravel() < 0] = -1
+    tokens, log_probs, sources = joined.token_ids.ravel(), joined.log_probs.ravel(), joined.sources.ravel()
+    node_ids = np.arange(parents.size)
+    merged = np.where(depths == 0, node_ids - node_ids % width, node_ids)  # the node that stands for each
+    for depth in range(1, int(depths.max(initial=0)) + 1):
+        nodes = np.flatnonzero(depths == depth)
+        keys = merged[parents[nodes]] << 32 | tokens[nodes]
+        order = np.lexsort((-log_probs[nodes], keys))
+        nodes, keys = nodes[order], keys[order]
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        firsts = np.minimum.reduceat(nodes, starts)
+        merged[nodes] = np.repeat(firsts, np.diff(np.append(starts, nodes.size)))
+        best = nodes[starts]
+        log_probs[firsts], sources[firsts] = log_probs[best], sources[best]
+    joined.parents[:] = np.where(joined.parents >= 0, (merged[parents] % width).reshape(joined.parents.shape), -1)
+    keep = (merged == node_ids) & (depths >= 0)
+    return _compacted(joined, keep.reshape(num_sequences, width))
+
+
+def _side_by_side(several: Sequence[DraftTrees]) -> DraftTrees:
+    # Copies: the caller writes into them. Later roots stay, to be merged into the first.
+    offsets = np.cumsum([0, *(trees.parents.shape[1] for trees in several)])
+    parents = [
+        np.where(trees.parents >= 0, trees.parents + offset, -1)
+        for trees, offset in zip(several, offsets[:-1].tolist(), strict=True)
+    ]
+    return DraftTrees(
+        parents=np.concatenate(parents, axis=1, dtype=np.int32),
+        token_ids=np.concatenate([trees.token_ids for trees in several], axis=1),
+        log_probs=np.concatenate([trees.log_probs for trees in several], axis=1),
+        sources=np.concatenate([trees.sources for trees in several], axis=1),
+        num_nodes=np.full(parents[0].shape[0], offsets[-1], dtype=np.int64),
+    )
