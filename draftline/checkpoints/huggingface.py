@@ -37,7 +37,7 @@ def open_huggingface(directory: Path, dtype: str) -> SourceCheckpoint:
     generation = load_json(generation_path) if generation_path.exists() else None
     config = parse_huggingface_config(load_json(directory / "config.json"), generation, dtype)
     check_tokenizer(directory, config.vocab_size)
-    return SourceCheckpoint(directory, config, _open_weights(directory), partial(_copy_tokenizer, directory))
+    return SourceCheckpoint(directory, config, open_weights(directory), partial(_copy_tokenizer, directory))
 
 
 def _copy_tokenizer(source: Path, destination: Path) -> None:
@@ -46,18 +46,24 @@ def _copy_tokenizer(source: Path, destination: Path) -> None:
             shutil.copyfile(source / name, destination / name)
 
 
-def _open_weights(directory: Path) -> dict[str, SourceTensor]:
+def open_weights(directory: Path) -> dict[str, SourceTensor]:
+    """Return the tensors of the first of ``WEIGHTS_FILES`` that is there.
+
+    Raises:
+        CheckpointError: there is none, or a file is damaged or missing.
+    """
     present = [name for name in WEIGHTS_FILES if (directory / name).exists()]
     if not present:
         rule = f"the folder holds one of {', '.join(WEIGHTS_FILES)}"
         raise CheckpointError(directory, rule, "none of them", "fetch the whole checkpoint")
-    open_file = _open_safetensors if "safetensors" in present[0] else open_pytorch_file
+    open_file = open_safetensors if "safetensors" in present[0] else open_pytorch_file
     if present[0].endswith(".index.json"):
         return _open_shards(load_json(directory / present[0]), directory, open_file)
     return open_file(directory / present[0])
 
 
-def _open_safetensors(path: Path) -> dict[str, SourceTensor]:
+def open_safetensors(path: Path) -> dict[str, SourceTensor]:
+    """Return the tensors of one safetensors file."""
     return {
         name: SourceTensor(path, location.dtype, location.shape, partial(read_chunks, path, location))
         for name, location in tensor_locations(path).items()

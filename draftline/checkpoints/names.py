@@ -8,7 +8,7 @@ sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftline.checkpoints.config import CheckpointConfig
@@ -100,25 +100,49 @@ def check_tensors(config: CheckpointConfig, tensors: Mapping[str, SourceTensor],
         CheckpointError: tensors are missing, unexpected (the message lists all of them) or of another shape.
     """
     targets = weight_map(config)
+    allowed = {LM_HEAD.key} if config.share_embedding_table else set()
+    check_source_tensors(
+        targets,
+        tensors,
+        where,
+        kind=config.architecture,
+        is_ignored=lambda name: name in allowed or IGNORED.fullmatch(name) is not None,
+        cure="check architectures and the bias flags in config.json; adapters must be merged first",
+    )
+    return targets
+
+
+def check_source_tensors(
+    targets: Sequence[TargetTensor],
+    tensors: Mapping[str, SourceTensor],
+    where: object,
+    *,
+    kind: str,
+    is_ignored: Callable[[str], bool],
+    cure: str,
+) -> None:
+    """Check that a source has exactly the tensors that ``targets`` are made of, of the right shapes.
+
+    ``kind`` names the checkpoint's kind and ``cure`` what to do about unexpected tensors in the error messages.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected (the message lists all of them) or of another shape.
+    """
     wanted = dict(source for target in targets for source in target.sources)
     missing = [name for name in wanted if name not in tensors]
     if missing:
-        cure = "fetch the whole checkpoint, or correct its config.json"
-        raise CheckpointError(where, f"the checkpoint has {len(wanted)} tensors", f"without {', '.join(missing)}", cure)
-    allowed = {LM_HEAD.key} if config.share_embedding_table else set()
-    unexpected = [
-        name for name in tensors if name not in wanted and name not in allowed and not IGNORED.fullmatch(name)
-    ]
+        fetch = "fetch the whole checkpoint, or correct its config.json"
+        rule = f"the checkpoint has {len(wanted)} tensors"
+        raise CheckpointError(where, rule, f"without {', '.join(missing)}", fetch)
+    unexpected = [name for name in tensors if name not in wanted and not is_ignored(name)]
     if unexpected:
-        rule = f"the checkpoint has the tensors of {config.architecture} and no others"
-        cure = "check architectures and the bias flags in config.json; adapters must be merged first"
+        rule = f"the checkpoint has the tensors of {kind} and no others"
         raise CheckpointError(where, rule, f"also {', '.join(unexpected)}", cure)
     for name, shape in wanted.items():
         tensor = tensors[name]
         if tensor.shape != shape:
-            cure = "correct config.json, or fetch the checkpoint again"
-            raise CheckpointError(tensor.where, f"tensor {name} has shape {list(shape)}", list(tensor.shape), cure)
-    return targets
+            correct = "correct config.json, or fetch the checkpoint again"
+            raise CheckpointError(tensor.where, f"tensor {name} has shape {list(shape)}", list(tensor.shape), correct)
 
 
 def _apply(rule: WeightRule, sizes: Mapping[str, int]) -> TargetTensor:
