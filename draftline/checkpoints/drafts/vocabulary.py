@@ -1,0 +1,41 @@
+"""Compare the vocabularies of a target and a separate draft model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.tokenizer import TOKENIZER_FILE, load_tokenizer
+from draftline.errors import CheckpointError
+
+_CURE = "choose a draft model of the target's family, with the very same tokenizer"
+
+
+def check_same_vocabulary(
+    target_tokenizer_dir: Path, draft_tokenizer_dir: Path, target: CheckpointConfig, draft: CheckpointConfig
+) -> None:
+    """Check that a draft model's token ids mean what the target's mean.
+
+    The tokenizers map the same tokens to the same ids, and both models have a row for each of them. Rows behind the
+    tokenizer's last id are padding, of which models of one family may have different numbers.
+
+    Raises:
+        CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
+    """
+    ours = load_tokenizer(target_tokenizer_dir).vocabulary()
+    theirs = load_tokenizer(draft_tokenizer_dir).vocabulary()
+    differing = {token for token, _ in ours.items() ^ theirs.items()}
+    if differing:
+        token = min(differing, key=lambda token: (min(ids[token] for ids in (ours, theirs) if token in ids), token))
+        rule = f"the draft's tokenizer gives {token!r} the id {ours[token]}"
+        if token not in ours:
+            rule = f"the draft's tokenizer has no token {token!r}, as the target's"
+        got = f"id {theirs[token]}" if token in theirs else "no such token"
+        raise CheckpointError(
+            draft_tokenizer_dir / TOKENIZER_FILE, rule, f"{got}; {len(differing)} tokens differ", _CURE
+        )
+    num_ids = 1 + max(ours.values(), default=-1)
+    for where, model in ((target_tokenizer_dir, target), (draft_tokenizer_dir, draft)):
+        if model.vocab_size < num_ids:
+            rule = f"the model has a row for each of the tokenizer's {num_ids} ids"
+            raise CheckpointError(where, rule, f"vocab_size {model.vocab_size}", _CURE)
