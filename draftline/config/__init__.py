@@ -2,6 +2,17 @@
 
 from draftline.config.loading import load_pipeline
 from draftline.config.runnable import check_runnable
-from draftline.config.schema import Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
+from draftline.config.schema import Acceptance, Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
 
-__all__ = ["Draft", "Engine", "KvCache", "Pipeline", "Serve", "Target", "Tree", "check_runnable", "load_pipeline"]
+__all__ = [
+    "Acceptance",
+    "Draft",
+    "Engine",
+    "KvCache",
+    "Pipeline",
+    "Serve",
+    "Target",
+    "Tree",
+    "check_runnable",
+    "load_pipeline",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,15 @@ import yaml
 
 from draftline.errors import PipelineError, PipelineErrors
 
+DEEPEST_VALUE = 2  # levels of lists: a list of paths
+
 
 @dataclass
 class Document:
-    """``values`` has at most two levels; ``places`` says where each dotted name was written."""
+    """A block is a dict of keys, or a list of such dicts; ``places`` says where each dotted name was written.
+
+    Names are ``block``, ``block.key``, and in a list of blocks ``block.0``, ``block.0.key``.
+    """
 
     path: Path
     values: dict[str, object] = field(default_factory=dict)
@@ -48,14 +54,7 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
             raise _single(f"{path}:1", "a pipeline file is a mapping", got, "start from a file in pipelines/")
         for name, line, value in _entries(document, loader, node, ""):
             document.places[name] = f"{path}:{line}"
-            if isinstance(value, yaml.MappingNode):
-                block: dict[str, object] = {}
-                for key, key_line, scalar in _entries(document, loader, value, f"{name}."):
-                    document.places[f"{name}.{key}"] = f"{path}:{key_line}"
-                    block[key] = _scalar(loader, scalar)
-                document.values[name] = block
-            else:
-                document.values[name] = _scalar(loader, value)
+            document.values[name] = _block(document, loader, value, name)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -99,7 +98,7 @@ def _entries(
     for key_node, value in mapping.value:
         line = key_node.start_mark.line + 1
         place = f"{document.path}:{line}"
-        key = _scalar(loader, key_node)
+        key = _value(loader, key_node)
         if not isinstance(key, str) or key_node.tag == "tag:yaml.org,2002:merge":
             document.report(f"{prefix}{key}", "a key is a word", key, "write it out", place)
         elif key in seen:
@@ -111,20 +110,45 @@ def _entries(
             yield key, line, value
 
 
-def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> object:
-    """Return a scalar's value. Collections stand where no field takes one: an empty list or mapping says enough."""
+def _block(document: Document, loader: yaml.SafeLoader, node: yaml.Node, name: str) -> object:
+    """Return the keys of a block, a list of blocks, or the value that stands in a block's place."""
+    if isinstance(node, yaml.MappingNode):
+        return _keys(document, loader, node, name)
+    if not isinstance(node, yaml.SequenceNode):
+        return _value(loader, node)
+    items: list[object] = []
+    for item in node.value:
+        item_name = f"{name}.{len(items)}"
+        document.places[item_name] = f"{document.path}:{item.start_mark.line + 1}"
+        is_block = isinstance(item, yaml.MappingNode)
+        items.append(_keys(document, loader, item, item_name) if is_block else _value(loader, item))
+    return items
+
+
+def _keys(document: Document, loader: yaml.SafeLoader, node: yaml.MappingNode, name: str) -> dict[str, object]:
+    block: dict[str, object] = {}
+    for key, line, value in _entries(document, loader, node, f"{name}."):
+        document.places[f"{name}.{key}"] = f"{document.path}:{line}"
+        block[key] = _value(loader, value)
+    return block
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node, levels: int = DEEPEST_VALUE) -> object:
+    """Return a scalar, or a list of ``levels``. No field takes a mapping or more: an empty one says enough."""
     if isinstance(node, yaml.ScalarNode):
         try:
             return loader.construct_object(node)
         except ValueError as error:  # such as a date that does not exist
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
-    return {} if isinstance(node, yaml.MappingNode) else []
+    if isinstance(node, yaml.MappingNode):
+        return {}
+    return [_value(loader, item, levels - 1) for item in node.value] if levels else []
 
 
 def _apply_override(document: Document, place: str, override: str) -> None:
     name, equals, text = override.partition("=")
     block, _, key = name.rpartition(".")
-    if not equals or not key or "." in block:
+    if not equals or not key or not re.fullmatch(r"[^.]*(?:\.\d+)?", block):
         problem = PipelineError(
             place, "reads block.key=value", override, "write for instance engine.weights_dtype=int8"
         )
@@ -136,16 +160,34 @@ def _apply_override(document: Document, place: str, override: str) -> None:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        value = None if node is None else _scalar(loader, node)
-    except yaml.YAMLError:
-        document.report(name, "the value is a YAML scalar", text, "put it in quotes", place)
+        value = None if node is None else _value(loader, node)
+    except (yaml.YAMLError, RecursionError):
+        document.report(name, "the value is YAML", text, "put it in quotes", place)
         return
-    document.places[name] = place
     if not block:
+        document.places[name] = place
         document.values[name] = value
-        return
-    document.places.setdefault(block, place)
-    values = document.values.setdefault(block, {})
-    if not isinstance(values, dict):  # such as draft=null, or a file that wrote a scalar there
-        values = document.values[block] = {}
-    values[key] = value
+    elif (values := _block_to_change(document, block, place)) is not None:
+        document.places[name] = place
+        document.places.setdefault(block, place)
+        values[key] = value
+
+
+def _block_to_change(document: Document, block: str, place: str) -> dict[str, object] | None:
+    """Return the keys of ``block``, made where it is absent; None, with a problem, where it is not one block."""
+    name, is_item, index = block.partition(".")
+    there = document.values.get(name)
+    if not is_item:
+        if isinstance(there, list):
+            document.report(block, "is a list of blocks", block, f"number them from 0: {block}.0", place)
+            return None
+        if not isinstance(there, dict):  # such as draft=null, or a file that wrote a scalar there
+            there = document.values[name] = {}
+        return there
+    items = there if isinstance(there, list) else []
+    item = items[int(index)] if int(index) < len(items) else None
+    if isinstance(item, dict):
+        return item
+    got = f"{len(items)} of them" if isinstance(there, list) else "no list"
+    document.report(block, f"is a block in the list {name}, numbered from 0", got, "add it in the file", place)
+    return None

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from draftline.config.document import Document, read_document
 from draftline.config.reference import describe_values, suggest_key, suggest_missing, suggest_value, yaml_word
 from draftline.config.rules import broken_rules
-from draftline.config.schema import BLOCKS, OPTIONAL_BLOCKS, Block, Name, Pipeline
+from draftline.config.schema import BESIDE_A_DRAFT, BLOCKS, OPTIONAL_BLOCKS, Block, Draft, Name, Pipeline
 from draftline.errors import PipelineError, PipelineErrors
 
 
@@ -44,13 +44,25 @@ def _check_blocks(document: Document) -> dict[str, object]:
         given = document.values.get(name, {})
         if absent and Pipeline.model_fields[name].is_required():
             document.report(name, "is required", "nothing", suggest_missing(name))
-        elif not isinstance(given, dict):
-            document.report(name, "is a block of keys", _show(given), "indent its keys below it, or remove it")
         else:
             values[name] = given
-            values |= _check_block(document, name, block, given)
-    if values.get("draft") is not None and values.get("tree") is None:
-        values |= {f"tree.{key}": field.default for key, field in BLOCKS["tree"].model_fields.items()}
+            if isinstance(given, list) and name == "draft":
+                values |= _check_drafts(document, given)
+            else:
+                values |= _check_block(document, name, block, given)
+    if values.get("draft") is not None:
+        for name, block in BESIDE_A_DRAFT.items():
+            if values.get(name) is None:
+                values |= {f"{name}.{key}": field.default for key, field in block.model_fields.items()}
+    return values
+
+
+def _check_drafts(document: Document, given: list[object]) -> dict[str, object]:
+    if not given:
+        document.report("draft", "lists one draft or more", "an empty list", "remove it for plain decoding")
+    values: dict[str, object] = {}
+    for index, draft in enumerate(given):
+        values |= _check_block(document, f"draft.{index}", Draft, draft)
     return values
 
 
@@ -65,7 +77,10 @@ def _check_name(document: Document) -> None:
         document.report("name", f"is {describe_values('name')}", _show(name), suggest_value("name", name))
 
 
-def _check_block(document: Document, name: str, block: type[Block], given: dict[str, object]) -> dict[str, object]:
+def _check_block(document: Document, name: str, block: type[Block], given: object) -> dict[str, object]:
+    if not isinstance(given, dict):
+        document.report(name, "is a block of keys", _show(given), "indent its keys below it, or remove it")
+        return {}
     bad = set()
     try:
         block.model_validate(given)
@@ -83,7 +98,7 @@ def _check_block(document: Document, name: str, block: type[Block], given: dict[
             else:
                 got = given[key]
                 document.report(field, f"is {describe_values(field)}", _show(got), suggest_value(field, got))
-    defaults = {key: field.default for key, field in block.model_fields.items()}
+    defaults = {key: field.default for key, field in block.model_fields.items()} | block.dependent_defaults(given)
     return {f"{name}.{key}": value for key, value in (defaults | given).items() if key not in bad}
 
 

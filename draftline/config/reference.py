@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -34,18 +35,22 @@ def field_schemas(block: type[Block]) -> dict[str, dict[str, Any]]:
 
 
 def field_schema(field: str) -> dict[str, Any]:
-    """Return the schema of a dotted field name."""
-    block, _, key = field.rpartition(".")
+    """Return the schema of a dotted field name; ``draft.1.method`` is that of ``draft.method``."""
+    block, *_, key = field.split(".") if "." in field else ("", field)
     return field_schemas(BLOCKS[block] if block else Pipeline)[key]
 
 
 def describe_values(field: str) -> str:
     """Say what ``field`` may hold, such as ``an integer from 1 to 65535``."""
     schema = field_schema(field)
+    if "items" in schema:
+        return " | ".join(schema["enum"]) + " | a list of paths such as [[0], [1], [0, 0]]"
     if "enum" in schema:
         return " | ".join(str(value) for value in schema["enum"])
     if "pattern" in schema:
         return f"lower-case letters, digits and . _ - after a letter or digit, at most {schema['maxLength']}"
+    if schema["type"] == "number":
+        return f"a number above {schema['exclusiveMinimum']:g}, at most {schema['maximum']:g}"
     words = {"integer": "an integer", "boolean": "true or false", "string": "a non-empty text"}[schema["type"]]
     return f"{words} from {schema['minimum']} to {schema['maximum']}" if "minimum" in schema else words
 
@@ -53,7 +58,7 @@ def describe_values(field: str) -> str:
 def suggest_value(field: str, got: object) -> str:
     """Return the cure for a wrong value of ``field``."""
     schema = field_schema(field)
-    if isinstance(got, str) and schema.get("type") in ("integer", "boolean"):
+    if isinstance(got, str) and schema.get("type") in ("integer", "number", "boolean"):
         return "write it without quotes" if got.isdigit() or got in ("true", "false") else f"write {_example(field)}"
     if isinstance(got, str) and "enum" in schema and (close := closest(got, map(str, schema["enum"]))):
         return f"did you mean {close}?"
@@ -108,5 +113,5 @@ def write_reference() -> str:
                 default = f"`{yaml_word(schema['default'])}`"
             values = describe_values(f"{name}.{key}").replace(" | ", ", ")
             rows.append(f"| `{key}` | {values} | {default} | {schema['description']} |")
-        parts.append(f"\n## `{name}`{optional}\n\n{block.__doc__}\n\n" + "\n".join(rows))
+        parts.append(f"\n## `{name}`{optional}\n\n{inspect.cleandoc(block.__doc__ or '')}\n\n" + "\n".join(rows))
     return "\n".join(parts) + "\n"

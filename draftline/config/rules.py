@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftline.config.choices import TreeSize, choices_size, orphans
+
 
 @dataclass(frozen=True)
 class Rule:
-    """``holds`` is asked with the values of ``fields``, the first of which is to blame; texts may name values."""
+    """``holds`` is asked with the values of ``fields``, the first of which is to blame; texts may name values.
+
+    A rule with fields of ``draft`` is asked for each draft of a list. ``draft.earlier_methods`` are those before it.
+    """
 
     fields: tuple[str, ...]
     holds: Callable[..., bool]
@@ -57,10 +62,52 @@ RULES = (
         "add the draft's checkpoint, or remove it from a {1} draft that needs none",
     ),
     Rule(
+        ("draft.method", "draft.earlier_methods"),
+        lambda method, earlier_methods: method not in earlier_methods,
+        "each draft of a list has another method",
+        "remove one of the two",
+    ),
+    Rule(
         ("tree", "draft"),
-        lambda tree, draft: tree is None or draft is not None,
+        lambda tree, draft: tree is None or bool(draft),
         "stands beside a draft block only",
         "remove tree, or add draft",
+    ),
+    Rule(
+        ("acceptance", "draft"),
+        lambda acceptance, draft: acceptance is None or bool(draft),
+        "stands beside a draft block only",
+        "remove acceptance, or add draft",
+    ),
+    Rule(
+        ("acceptance.epsilon", "acceptance.rule"),
+        lambda epsilon, rule: (epsilon is not None) == (rule == "typical"),
+        "stands beside rule typical only",
+        "remove it, or set acceptance.rule to typical",
+    ),
+    Rule(
+        ("acceptance.alpha", "acceptance.rule"),
+        lambda alpha, rule: (alpha is not None) == (rule == "typical"),
+        "stands beside rule typical only",
+        "remove it, or set acceptance.rule to typical",
+    ),
+    Rule(
+        ("tree.choices", "tree.kind"),
+        lambda choices, kind: (choices is not None) == (kind == "static"),
+        "is given with kind static, and only there",
+        "remove tree.choices from a tree of kind {1} that grows by itself, or add them to a static one",
+    ),
+    Rule(
+        ("tree.choices",),
+        lambda choices: choices is None or isinstance(choices, str) or not orphans(choices),
+        "lists every path once, and its parent too",
+        "add the parents, such as [0] of [0, 0], and remove what stands twice",
+    ),
+    Rule(
+        ("tree.choices", "tree.max_nodes", "tree.max_depth", "tree.top_k"),
+        lambda choices, *limits: (size := choices_size(choices)) is None or size.within(TreeSize(*limits)),
+        "keeps tree.max_nodes {1}, tree.max_depth {2} and tree.top_k {3}",
+        "remove these limits, which follow from choices",
     ),
     Rule(
         ("tree.max_depth", "tree.max_nodes"),
@@ -80,10 +127,38 @@ RULES = (
 def broken_rules(values: Mapping[str, Any]) -> Iterator[BrokenRule]:
     """Yield the rules that ``values`` (dotted names) break; a rule with an absent field is not asked."""
     for rule in RULES:
-        if not all(field in values for field in rule.fields):
-            continue
-        arguments = [values[field] for field in rule.fields]
-        if not rule.holds(*arguments):
-            got = "nothing" if arguments[0] is None else arguments[0]
-            got = "a block" if rule.fields[0] == "tree" else got
-            yield BrokenRule(rule.fields[0], rule.rule.format(*arguments), str(got), rule.cure.format(*arguments))
+        for fields in _fields_asked(rule, values):
+            found = {**values, **_earlier_methods(fields, values)}
+            if not all(field in found for field in fields):
+                continue
+            arguments = [found[field] for field in fields]
+            if not rule.holds(*arguments):
+                got = _show(fields[0], arguments[0])
+                yield BrokenRule(fields[0], rule.rule.format(*arguments), got, rule.cure.format(*arguments))
+
+
+def _fields_asked(rule: Rule, values: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the fields of ``rule``; those of a list of drafts once for each of them."""
+    if not rule.fields[0].startswith("draft."):
+        return [rule.fields]
+    return [tuple(field.replace("draft", draft, 1) for field in rule.fields) for draft in _draft_names(values)]
+
+
+def _draft_names(values: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in values if name.startswith("draft.")))
+
+
+def _earlier_methods(fields: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
+    draft, _, key = fields[-1].rpartition(".")
+    if key != "earlier_methods":
+        return {}
+    names = _draft_names(values)
+    return {fields[-1]: tuple(values.get(f"{name}.method") for name in names[: names.index(draft)])}
+
+
+def _show(field: str, value: object) -> str:
+    if "." not in field:
+        return "a block"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(list(path)) for path in orphans(value)) or f"{len(value)} paths"
+    return "nothing" if value is None else str(value)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from draftline.config.choices import LARGEST, ChoicesName, choices_size
 from draftline.config.rules import broken_rules
 from draftline.errors import PipelineError, PipelineErrors
 
@@ -22,10 +25,30 @@ Name = Annotated[
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+def _as_tuples(value: object) -> object:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+ChoicesPath = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=LARGEST.top_k)], ...], Field(min_length=1, max_length=LARGEST.max_depth)
+]
+ChoicesPaths = Annotated[tuple[ChoicesPath, ...], Field(min_length=1, max_length=LARGEST.max_nodes - 1)]
+
+
 class Block(BaseModel):
     """A block of a pipeline file: strict types, unknown keys are errors, values never change."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @classmethod
+    def dependent_defaults(cls, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the defaults that follow from the ``given`` values, instead of those of the fields."""
+        return {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_dependent_defaults(cls, data: object) -> object:
+        return {**cls.dependent_defaults(data), **data} if isinstance(data, dict) else data
 
 
 class Target(Block):
@@ -44,7 +67,8 @@ class Target(Block):
 
 
 class Draft(Block):
-    """What proposes tokens. Leave the block out for plain decoding."""
+    """What proposes tokens. Leave the block out for plain decoding. A list of such blocks, each of another method,
+    drafts with all of them: their candidates make one tree. On the command line `draft.0.method` is of the first."""
 
     method: Literal["eagle1", "eagle2", "eagle3", "medusa", "draft_model", "ngram"] = Field(
         description="How tokens are drafted.", examples=["eagle3"]
@@ -65,9 +89,47 @@ class Tree(Block):
         "auto",
         description="One path, a fixed tree, a tree grown by confidence, or the scheduler's choice in each step.",
     )
-    max_nodes: int = Field(16, ge=2, le=1024, description="Nodes of a tree, the root included.")
-    max_depth: int = Field(5, ge=1, le=64, description="Draft tokens on the longest path.")
-    top_k: int = Field(4, ge=1, le=64, description="Children of a node.")
+    choices: Annotated[ChoicesName | ChoicesPaths | None, BeforeValidator(_as_tuples)] = Field(
+        None,
+        description="The paths of a `static` tree. `[0, 2]` is the third best candidate after the best one of the "
+        "root. Every path's parent is in the list. The limits below are then those of the choices, and need not be "
+        "written.",
+        examples=["mc_sim_7b_63"],
+    )
+    max_nodes: int = Field(16, ge=2, le=LARGEST.max_nodes, description="Nodes of a tree at most, the root included.")
+    max_depth: int = Field(5, ge=1, le=LARGEST.max_depth, description="Draft tokens on the longest path at most.")
+    top_k: int = Field(4, ge=1, le=LARGEST.top_k, description="Candidates of a node that may become its children.")
+
+    @classmethod
+    def dependent_defaults(cls, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the limits of a static tree's choices."""
+        size = choices_size(given.get("choices"))
+        return {} if size is None else asdict(size)
+
+
+class Acceptance(Block):
+    """Which draft tokens the target keeps. Only beside a `draft` block."""
+
+    rule: Literal["exact", "typical"] = Field(
+        "exact",
+        description="`exact` is lossless: a draft token is accepted where it is what the target draws there. "
+        "`typical` is Medusa's and **lossy**: answers are not those of plain decoding. At temperature 0 both are "
+        "the same.",
+    )
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Of `typical`, 0.09 unless given: a draft token is accepted where its probability is above "
+        "`epsilon`, or above `alpha * exp(-entropy)`.",
+        examples=[0.09],
+    )
+    alpha: float | None = Field(None, gt=0, le=1, description="Of `typical`, 0.3 unless given.", examples=[0.3])
+
+    @classmethod
+    def dependent_defaults(cls, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the thresholds of the rule ``typical``."""
+        return {"epsilon": 0.09, "alpha": 0.3} if given.get("rule") == "typical" else {}
 
 
 class Engine(Block):
@@ -105,24 +167,36 @@ class Serve(Block):
     metrics_port: Port = Field(8002, description="Prometheus metrics.")
 
 
+def _as_drafts(value: object) -> object:
+    """Make one block, or nothing, a tuple of drafts."""
+    if value == []:
+        raise ValueError("a list of drafts has one or more")
+    return () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
 class Pipeline(Block):
-    """One deployment."""
+    """One deployment. ``draft`` is empty for plain decoding; ``tree`` and ``acceptance`` are None then."""
 
     name: Name
     target: Target
-    draft: Draft | None = None
+    draft: Annotated[tuple[Draft, ...], BeforeValidator(_as_drafts)] = ()
     tree: Tree | None = None
+    acceptance: Acceptance | None = None
     engine: Engine = Field(default_factory=Engine)
     kv_cache: KvCache = Field(default_factory=KvCache)
     serve: Serve = Field(default_factory=Serve)
 
+    @classmethod
+    def dependent_defaults(cls, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the blocks that a pipeline with a draft has, so that ``show`` prints what a run will use."""
+        return {name: block() for name, block in BESIDE_A_DRAFT.items()} if given.get("draft") not in (None, ()) else {}
+
     @model_validator(mode="before")
     @classmethod
-    def _give_a_draft_its_tree(cls, data: object) -> object:
-        """Resolve the absent tree block of a pipeline that drafts, so that ``show`` prints what a run will use."""
-        if isinstance(data, dict) and data.get("draft") is not None and data.get("tree") is None:
-            return {**data, "tree": Tree()}
-        return data
+    def _take_null_for_an_absent_block(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in OPTIONAL_BLOCKS}
 
     @model_validator(mode="after")
     def _check_rules_across_fields(self) -> Pipeline:
@@ -132,22 +206,30 @@ class Pipeline(Block):
         return self
 
     def values(self) -> dict[str, object]:
-        """Return every value under its dotted name, ``{"name": ..., "target.dtype": ..., ...}``."""
+        """Return every value under its dotted name, ``{"name": ..., "target.dtype": ..., "draft.0.method": ...}``."""
         values: dict[str, object] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
             values[name] = value
-            if isinstance(value, Block):
-                values |= {f"{name}.{key}": getattr(value, key) for key in type(value).model_fields}
+            for block_name, block in _named_blocks(name, value):
+                values |= {f"{block_name}.{key}": getattr(block, key) for key in type(block).model_fields}
         return values
+
+
+def _named_blocks(name: str, value: object) -> list[tuple[str, Block]]:
+    if isinstance(value, tuple):
+        return [(f"{name}.{index}", block) for index, block in enumerate(value)]
+    return [(name, value)] if isinstance(value, Block) else []
 
 
 BLOCKS: dict[str, type[Block]] = {
     "target": Target,
     "draft": Draft,
     "tree": Tree,
+    "acceptance": Acceptance,
     "engine": Engine,
     "kv_cache": KvCache,
     "serve": Serve,
 }
-OPTIONAL_BLOCKS = frozenset({"draft", "tree"})
+BESIDE_A_DRAFT: dict[str, type[Block]] = {"tree": Tree, "acceptance": Acceptance}
+OPTIONAL_BLOCKS = frozenset({"draft", *BESIDE_A_DRAFT})
