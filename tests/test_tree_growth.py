@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import doctest
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import draftline.tree_growth
+from draftline.choices import NAMED_CHOICES, build_static_tree
+from draftline.draft_trees import DraftTrees
+from draftline.speculation import TreeShape
+from draftline.tree import build_tree_mask
+from draftline.tree_growth import TreeGrowth, grow_by_depth, needed_candidates
+
+Path = tuple[int, ...]  # tokens from the root, the root included
+Candidates = list[tuple[int, float]]
+Draft = Callable[[Path], Candidates]  # most probable first; -inf = no candidate
+
+LEVELS = (0.0, -0.25, -0.5, -0.75, -1.5)  # few and exact in float32: ties are frequent
+
+
+def draft_of(seed: int, num_candidates: int, num_missing: int = 0) -> Draft:
+    """Make a draft: a pure function of the path, with ties, certain tokens, and candidates that are missing."""
+
+    def draft(path: Path) -> Candidates:
+        generator = np.random.default_rng([seed, *path])
+        tokens = generator.permutation(50)[:num_candidates].tolist()
+        log_probs = sorted(generator.choice(LEVELS, size=num_candidates).tolist(), reverse=True)
+        missing = int(generator.integers(0, num_missing + 1))
+        log_probs[num_candidates - missing :] = [-math.inf] * missing
+        return list(zip(tokens, log_probs, strict=True))
+
+    return draft
+
+
+def grow(shape: TreeShape, drafts: list[Draft], max_depths: list[int]) -> TreeGrowth:
+    roots = np.arange(60, 60 + len(drafts), dtype=np.int32)
+    growth = TreeGrowth(shape, roots, np.array(max_depths), source=3)
+    while growth.frontier.size:
+        candidates = [
+            [drafts[row](path_of(growth, row, column)) if column >= 0 else drafts[row](()) for column in columns]
+            for row, columns in enumerate(growth.frontier.tolist())
+        ]
+        pairs = np.array(candidates)
+        growth.expand(pairs[..., 0].astype(np.int32), pairs[..., 1].astype(np.float32))
+    return growth
+
+
+def path_of(growth: TreeGrowth, row: int, column: int) -> Path:
+    path: list[int] = []
+    while column >= 0:
+        path.append(int(growth.token_ids[row, column]))
+        column = int(growth.parents[row, column])
+    return tuple(reversed(path))
+
+
+def read(trees: DraftTrees, row: int) -> list[tuple[Path, float]]:
+    """Read a tree as (path, log_prob of its last token), in the order of its nodes."""
+    nodes: list[tuple[Path, float]] = []
+    for node in range(int(trees.num_nodes[row])):
+        parent = int(trees.parents[row, node])
+        assert parent < node
+        before = nodes[parent][0] if node else ()
+        nodes.append(((*before, int(trees.token_ids[row, node])), float(trees.log_probs[row, node])))
+        assert trees.sources[row, node] == (3 if node else -1)
+    return nodes
+
+
+def eagle2(draft: Draft, root: int, top_k: int, max_depth: int, max_nodes: int) -> list[tuple[Path, float]]:
+    """Draft one tree as EAGLE-2 does, in plain Python; equals go by depth, then in the order they were found."""
+    pool: list[tuple[Path, float, float]] = [((root,), 0.0, 0.0)]  # path, log_prob, cumulative
+    frontier = [pool[0]]
+    for _ in range(max_depth):
+        children = []
+        for path, _, cumulative in frontier:
+            for token, log_prob in draft(path):
+                if log_prob > -math.inf:
+                    children.append(((*path, token), log_prob, cumulative + log_prob))
+        pool += children
+        frontier = sorted(children, key=lambda node: -node[2])[:top_k]
+    best = sorted(range(len(pool)), key=lambda node: (-pool[node][2], len(pool[node][0]), node))[:max_nodes]
+    return [(pool[node][0], pool[node][1]) for node in sorted(best)]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.sampled_from(["dynamic", "auto"]),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), min_size=1, max_size=3),
+)
+def test_dynamic_trees_are_those_of_eagle2(
+    seed: int, top_k: int, max_depth: int, kind: str, num_missing: int, limits: list[tuple[int, int]]
+) -> None:
+    shape = TreeShape(kind="dynamic" if kind == "dynamic" else "auto", max_nodes=30, max_depth=max_depth, top_k=top_k)
+    drafts = [draft_of(seed + row, top_k, min(num_missing, top_k)) for row in range(len(limits))]
+    growth = grow(shape, drafts, [depth for depth, _ in limits])
+    trees = growth.finish(np.array([nodes for _, nodes in limits]), np.zeros(len(limits), np.bool_))
+    for row, (depth, nodes) in enumerate(limits):
+        assert read(trees, row) == eagle2(drafts[row], 60 + row, top_k, min(depth, max_depth), nodes)
+
+
+def test_eagle2_with_certain_tokens_only() -> None:
+    # All cumulative probabilities are equal: a rerank that breaks ties by chance drops parents here.
+    shape = TreeShape(kind="dynamic", max_nodes=8, max_depth=4, top_k=3)
+    growth = grow(shape, [lambda path: [(len(path), 0.0), (20, 0.0), (30, 0.0)]], [4])
+    trees = growth.finish(np.array([8]), np.array([False]))
+    assert [path for path, _ in read(trees, 0)] == [
+        (60,), (60, 1), (60, 20), (60, 30), (60, 1, 2), (60, 1, 20), (60, 1, 30), (60, 20, 2),
+    ]  # fmt: skip
+
+
+@st.composite
+def static_shapes(draw: st.DrawFn) -> TreeShape:
+    paths: set[Path] = {()}
+    for _ in range(draw(st.integers(1, 20))):
+        parent = draw(st.sampled_from(sorted(path for path in paths if len(path) < 5)))
+        paths.add((*parent, draw(st.integers(0, 4))))
+    choices = tuple(draw(st.permutations(sorted(paths - {()}))))
+    return TreeShape("static", max_nodes=len(paths), max_depth=5, top_k=1, choices=choices)
+
+
+@settings(deadline=None)
+@given(static_shapes(), st.integers(0, 2**31), st.integers(0, 3), st.lists(st.integers(0, 6), min_size=1, max_size=3))
+def test_static_trees_take_the_ranks_of_their_choices(
+    shape: TreeShape, seed: int, num_missing: int, max_depths: list[int]
+) -> None:
+    drafts = [draft_of(seed + row, 5, num_missing) for row in range(len(max_depths))]
+    growth = grow(shape, drafts, max_depths)
+    trees = growth.finish(np.full(len(drafts), 64), np.zeros(len(drafts), np.bool_))
+    for row, max_depth in enumerate(max_depths):
+        wanted: dict[Path, tuple[Path, float]] = {(): ((60 + row,), 0.0)}
+        for choice in sorted(shape.choices, key=lambda path: (len(path), path)):
+            if choice[:-1] in wanted and len(choice) <= max_depth:
+                before = wanted[choice[:-1]][0]
+                token, log_prob = drafts[row](before)[choice[-1]]
+                if log_prob > -math.inf:
+                    wanted[choice] = (*before, token), log_prob
+        assert read(trees, row) == list(wanted.values())
+
+
+def test_a_static_tree_is_pruned_by_cumulative_log_prob() -> None:
+    shape = TreeShape("static", 5, 2, 1, choices=((0,), (1,), (0, 0), (1, 0)))
+    growth = grow(shape, [lambda path: [(1, -0.5), (2, -1.0)]], [9])
+    assert growth.num_pool == 5
+    pruned = growth.finish(np.array([3]), np.array([False]))
+    assert read(pruned, 0) == [((60,), 0.0), ((60, 1), -0.5), ((60, 2), -1.0)]  # -1.0 twice: the shallower stays
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 6), min_size=1, max_size=3))
+def test_chains_take_the_first_candidate(seed: int, max_depths: list[int]) -> None:
+    shape = TreeShape("chain", max_nodes=5, max_depth=4, top_k=1)
+    drafts = [draft_of(seed + row, 2, num_missing=1) for row in range(len(max_depths))]
+    trees = grow(shape, drafts, max_depths).finish(np.full(len(drafts), 64), np.zeros(len(drafts), np.bool_))
+    for row, max_depth in enumerate(max_depths):
+        path: list[tuple[Path, float]] = [((60 + row,), 0.0)]
+        for _ in range(min(max_depth, 4)):
+            token, log_prob = drafts[row](path[-1][0])[0]
+            path.append(((*path[-1][0], token), log_prob))
+        assert read(trees, row) == path
+
+
+def test_chain_only_takes_the_most_probable_children() -> None:
+    shape = TreeShape("dynamic", 9, 2, 2)
+    growth = grow(shape, [lambda path: [(len(path), -0.5), (9, -1.0)]] * 2, [2, 2])
+    trees = growth.finish(np.array([4, 4]), np.array([True, False]))
+    assert [path for path, _ in read(trees, 0)] == [(60,), (60, 1), (60, 1, 2)]
+    assert [path for path, _ in read(trees, 1)] == [(61,), (61, 1), (61, 9), (61, 1, 2)]
+    assert growth.finish(np.array([2, 1]), np.array([True, True])).num_nodes.tolist() == [2, 1]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(0, 4), st.integers(1, 3))
+def test_the_pool_and_its_mask(seed: int, top_k: int, max_depth: int, count: int) -> None:
+    shape = TreeShape("dynamic", 30, max_depth, top_k)
+    growth = grow(shape, [draft_of(seed + row, top_k, 1) for row in range(count)], [4] * count)
+    columns = np.tile(np.arange(growth.num_pool), (count, 1))
+    rows = np.where(growth.depths >= 0, columns, -1)
+    mask = growth.run_mask(rows[:, ::-1])[:, ::-1, ::-1]
+    for row in range(count):
+        exists = growth.depths[row] >= 0
+        paths = [path_of(growth, row, column) for column in columns[row].tolist()]
+        assert growth.depths[row][exists].tolist() == [len(paths[column]) - 1 for column in np.flatnonzero(exists)]
+        assert (growth.parents[row][~exists] == -1).all()
+        assert (growth.token_ids[row][~exists] == -1).all()
+        assert (growth.log_probs[row] > -np.inf).tolist() == exists.tolist()
+        assert (np.diff(growth.depths[row][exists]) >= 0).all()
+        parents = np.where(exists, growth.parents[row], 0)
+        parents[0] = -1
+        reaches = build_tree_mask(parents)
+        assert np.array_equal(mask[row], reaches & exists[:, None] & exists)
+
+
+def test_a_mask_of_some_nodes() -> None:
+    growth = grow(TreeShape("chain", 4, 3, 1), [lambda path: [(len(path), -0.5)]] * 2, [3, 1])
+    mask = growth.run_mask(np.array([[1, 3, 0], [0, 1, -1]]))
+    assert mask.astype(int).tolist() == [[[1, 0, 1], [1, 1, 1], [0, 0, 1]], [[1, 0, 0], [1, 1, 0], [0, 0, 0]]]
+
+
+def test_fewer_candidates_than_needed_are_as_good_as_none() -> None:
+    shape = TreeShape("static", 4, 2, 1, choices=((0,), (7,), (0, 1)))
+    trees = grow(shape, [lambda path: [(1, -0.5), (2, -1.0)]], [9]).finish(np.array([9]), np.array([False]))
+    assert [path for path, _ in read(trees, 0)] == [(60,), (60, 1), (60, 1, 2)]
+
+
+def heads(count: int, num_sequences: int, num_candidates: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    generator = np.random.default_rng(5)
+    size = (num_sequences, count, num_candidates)
+    ids = generator.permuted(np.broadcast_to(np.arange(30, dtype=np.int32), (*size[:2], 30)), axis=2)
+    return ids[..., :num_candidates], -np.sort(generator.exponential(size=size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_33b_stage1"])
+def test_medusas_tree(name: str) -> None:
+    choices = NAMED_CHOICES[name]
+    shape = TreeShape("static", 64, 4, 1, choices=choices)
+    ids, log_probs = heads(5, 2, needed_candidates(shape))
+    roots = np.array([60, 61], np.int32)
+    trees = grow_by_depth(shape, roots, np.array([9, 2]), ids, log_probs, source=3).finish(
+        np.array([64, 64]), np.array([False, False])
+    )
+    tree = build_static_tree(choices)
+    assert np.array_equal(trees.parents[0], tree.parents)
+    assert trees.token_ids[0, 1:].tolist() == ids[0, tree.depths[1:] - 1, tree.ranks[1:]].tolist()
+    assert trees.log_probs[0, 1:].tolist() == log_probs[0, tree.depths[1:] - 1, tree.ranks[1:]].tolist()
+    assert trees.num_nodes.tolist() == [64, int((tree.depths <= 2).sum())]
+
+
+@pytest.mark.parametrize("kind", ["chain", "dynamic", "auto"])
+def test_heads_end_the_growth(kind: str) -> None:
+    shape = TreeShape("chain" if kind == "chain" else "auto", 64, 5, 2)
+    ids, log_probs = heads(2, 1, 3)
+    growth = grow_by_depth(shape, np.array([60], np.int32), np.array([9]), ids, log_probs, source=3)
+    assert growth.frontier.size == 0
+    assert growth.depths.max() == 2
+
+
+def test_how_many_candidates_are_needed() -> None:
+    assert needed_candidates(TreeShape("chain", 9, 8, 4)) == 1
+    assert needed_candidates(TreeShape("dynamic", 9, 8, 4)) == 4
+    assert needed_candidates(TreeShape("auto", 9, 8, 5)) == 5
+    assert needed_candidates(TreeShape("static", 64, 4, 1, NAMED_CHOICES["mc_sim_7b_63"])) == 10
+
+
+def test_the_documentation_is_true() -> None:
+    assert doctest.testmod(draftline.tree_growth).failed == 0
