@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 BANNED = -1.0e30  # far below any logit, and finite after a division by the smallest temperature
 
@@ -56,3 +57,43 @@ def edited_logits(logits: NDArray[np.float32], edits: LogitEdits | None) -> NDAr
         repeated = np.where(biased > 0, biased / edits.divisor, biased * edits.divisor)
         edited[edits.rows, edits.token_ids] = np.maximum(repeated + edits.offset, np.float32(BANNED))
     return edited
+
+
+def edit_logits_reference(
+    logits: ArrayLike,
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
+    *,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    min_tokens: int = 0,
+    end_ids: Iterable[int] = (),
+    bad_words: Iterable[Sequence[int]] = (),
+    logit_bias: Iterable[tuple[int, float]] = (),
+) -> NDArray[np.float32]:
+    """Edit the logits of one position, given all tokens before it: the oracle of ``LogitRules``.
+
+    Shapes: ``logits [V]`` -> ``[V] float32``. Numerics: float32 in the graph's order, so equal to the last bit.
+
+    >>> edit_logits_reference([2.0, -2.0, 2.0], [0, 1, 0], 2, repetition_penalty=2.0, frequency_penalty=0.5).tolist()
+    [0.0, -4.5, 2.0]
+    """
+    edited = np.array(logits, np.float32)
+    biases: dict[int, float] = {}
+    for token_id, bias in logit_bias:
+        biases[token_id] = biases.get(token_id, 0.0) + bias
+    for token_id, bias in biases.items():
+        edited[token_id] += np.float32(bias)
+    for token_id in set(token_ids):
+        logit, penalty = edited[token_id], np.float32(repetition_penalty)
+        logit = logit / penalty if logit > 0 else logit * penalty
+        edited[token_id] = logit + np.float32(-(presence_penalty + frequency_penalty * list(token_ids).count(token_id)))
+    if len(token_ids) - num_prompt_tokens < min_tokens:
+        for token_id in end_ids:
+            edited[token_id] = BANNED
+    for word in bad_words:
+        num_before = len(word) - 1
+        if num_before <= len(token_ids) and list(word[:-1]) == list(token_ids[len(token_ids) - num_before :]):
+            edited[word[-1]] = BANNED
+    return np.maximum(edited, np.float32(BANNED))

@@ -7,6 +7,7 @@ the tokens on the path from the root to it. So speculation changes nothing: a no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,8 +17,8 @@ from draftline.logit_edits import BANNED, LogitEdits
 
 _COLUMN = np.dtype(  # what every row of a sequence does to one token
     [
-        ("token_id", np.int32),
-        ("count", np.int64),
+        ("token_ids", np.int32),
+        ("counts", np.int64),
         ("is_banned", np.bool_),
         ("bias", np.float32),
         ("divisor", np.float32),
@@ -68,22 +69,19 @@ class LogitRules:
         biases: dict[int, float] = {}
         for token_id, bias in logit_bias:
             biases[token_id] = biases.get(token_id, 0.0) + bias
-        for token_id, bias in biases.items():
-            if bias != 0.0:
-                self._columns["bias"][self._column(token_id)] = bias
-        for word in words:
-            if len(word) == 1:
-                column = self._column(word[0])
-                self._columns["is_banned"][column], self._columns["offset"][column] = True, BANNED
+        biases = {token_id: bias for token_id, bias in biases.items() if bias != 0.0}
+        biased = self._columns_of(list(biases))
+        self._columns["bias"][biased] = list(biases.values())
+        banned = self._columns_of([word[0] for word in words if len(word) == 1])
+        self._columns["is_banned"][banned] = True
+        self._columns["offset"][banned] = BANNED
 
         tokens = np.asarray(prompt_ids, np.int32)
         self._num_missing = min_tokens if self._end_ids else 0  # answer tokens until the end ids are free
         self._tail = tokens[len(tokens) - min(len(tokens), self._word_starts.shape[1]) :].tolist()
         self.is_neutral = not (self._has_penalties or self._column_of or self._num_missing or len(self._word_ends))
         if self._has_penalties:
-            distinct, counts = np.unique(tokens, return_counts=True)
-            for token_id, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-                self._count(token_id, count)
+            self._count(tokens.tolist())
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Note tokens of the answer, in their order."""
@@ -91,105 +89,58 @@ class LogitRules:
         if self._word_starts.shape[1]:
             self._tail = [*self._tail, *token_ids][-self._word_starts.shape[1] :]
         if self._has_penalties:
-            for token_id in token_ids:
-                self._count(token_id, 1)
+            self._count(token_ids)
 
-    def edit_tree(self, parents: NDArray[np.int32], token_ids: NDArray[np.int32], first_row: int) -> LogitEdits | None:
-        """Build the edits of every node; node n is sampled row ``first_row + n``.
+    def _columns_of(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Find the column of each token; new ones are neutral."""
+        column_of = self._column_of
+        first = len(column_of)
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in column_of]
+        if new:
+            column_of.update(zip(new, range(first, first + len(new)), strict=True))
+            missing = len(column_of) - len(self._columns)
+            if missing > 0:
+                more = np.full(max(missing, len(self._columns)), _NEUTRAL)
+                self._columns = np.concatenate([self._columns, more])
+            self._columns["token_ids"][first : first + len(new)] = new
+        return np.array([column_of[token_id] for token_id in token_ids], np.int64)
 
-        Shapes: ``parents``, ``token_ids [N]`` as in ``draftline.tree``; the root is the last token of the text.
-        """
-        num_nodes = len(token_ids)
-        banned_nodes, banned_ids = self._path_bans(parents, token_ids)
+    def _count(self, token_ids: Sequence[int]) -> None:
+        chosen = self._columns_of(token_ids)
+        np.add.at(self._columns["counts"], chosen, 1)
+        changed = self._columns[chosen]
+        self._columns["divisor"][chosen] = self._repetition
+        penalties = self._presence + self._frequency * changed["counts"]
+        self._columns["offset"][chosen] = np.where(changed["is_banned"], BANNED, -penalties)
+
+    def plan(self, parents: NDArray[np.int32], token_ids: NDArray[np.int32], depths: NDArray[np.int64]) -> _TreePlan:
+        """Decide which tokens are edited at the nodes of one tree, ``[N]`` each; node 0 is the end of the text."""
+        banned_nodes, banned_ids = self._path_bans(parents, token_ids, depths)
         drafted = token_ids[1:].tolist() if self._has_penalties else []
-        num_shared = len(self._column_of)
-        added: dict[int, int] = {}  # tokens that are edited at some nodes only
+        column_of = self._column_of
+        added: dict[int, int] = {}
         for token_id in (*drafted, *banned_ids):
-            if token_id not in self._column_of and token_id not in added:
-                added[token_id] = num_shared + len(added)
-        num_columns = num_shared + len(added)
-        if not num_columns:
-            return None
-
-        edits = LogitEdits(
-            rows=np.repeat(np.arange(first_row, first_row + num_nodes, dtype=np.int32), num_columns),
-            token_ids=np.empty(num_nodes * num_columns, np.int32),
-            bias=np.empty(num_nodes * num_columns, np.float32),
-            divisor=np.empty(num_nodes * num_columns, np.float32),
-            offset=np.empty(num_nodes * num_columns, np.float32),
+            if token_id not in column_of and token_id not in added:
+                added[token_id] = len(column_of) + len(added)
+        return _TreePlan(
+            shared=self._columns[: len(column_of)],
+            added_ids=list(added),
+            node_columns=[column_of[t] if t in column_of else added[t] for t in drafted],
+            banned_nodes=banned_nodes,
+            banned_columns=[column_of[t] if t in column_of else added[t] for t in banned_ids],
+            penalties=(self._repetition, self._presence, self._frequency),
         )
-        by_node = (num_nodes, num_columns)
-        shared = self._columns[:num_shared]
-        token_columns = edits.token_ids.reshape(by_node)
-        token_columns[:, :num_shared] = shared["token_id"]
-        token_columns[:, num_shared:] = list(added)
-        divisor, offset = edits.divisor.reshape(by_node), edits.offset.reshape(by_node)
-        for name, values in (("bias", edits.bias.reshape(by_node)), ("divisor", divisor), ("offset", offset)):
-            values[:, :num_shared] = shared[name]
-            values[:, num_shared:] = _NEUTRAL[name]
-        if drafted:
-            columns = np.array([self._column_of.get(t, added.get(t, -1)) for t in drafted], np.int64)
-            self._count_paths(parents, columns, divisor, offset)
-        if banned_ids:
-            offset[banned_nodes, [self._column_of.get(t, added.get(t, -1)) for t in banned_ids]] = BANNED
-        return edits
 
-    def _column(self, token_id: int) -> int:
-        """Find the column of a token; a new one is neutral."""
-        column = self._column_of.get(token_id)
-        if column is None:
-            column = self._column_of[token_id] = len(self._column_of)
-            if column == len(self._columns):
-                self._columns = np.concatenate([self._columns, np.full(column, _NEUTRAL)])
-            self._columns["token_id"][column] = token_id
-        return column
-
-    def _count(self, token_id: int, count: int) -> None:
-        column = self._column(token_id)
-        columns = self._columns
-        columns["count"][column] += count
-        columns["divisor"][column] = self._repetition
-        if not columns["is_banned"][column]:
-            columns["offset"][column] = -(self._presence + self._frequency * columns["count"][column])
-
-    def _count_paths(
-        self,
-        parents: NDArray[np.int32],
-        columns: NDArray[np.int64],
-        divisor: NDArray[np.float32],
-        offset: NDArray[np.float32],
-    ) -> None:
-        """Edit at every node the tokens on its path; ``columns [N - 1]`` are those of the nodes 1, 2, ..."""
-        distinct, place = np.unique(columns, return_inverse=True)
-        counts = np.zeros((len(parents), len(distinct)), np.int64)
-        nodes = ancestors = np.arange(1, len(parents))
-        while nodes.size:
-            counts[nodes, place[ancestors - 1]] += 1  # a node has one ancestor at each distance
-            ancestors = parents[ancestors]
-            is_draft = ancestors > 0
-            nodes, ancestors = nodes[is_draft], ancestors[is_draft]
-        nodes, places = np.nonzero(counts)
-        changed = distinct[places]
-        shared = np.full(len(distinct), _NEUTRAL)
-        is_shared = distinct < len(self._column_of)
-        shared[is_shared] = self._columns[distinct[is_shared]]
-        total = counts[nodes, places] + shared["count"][places]
-        divisor[nodes, changed] = self._repetition
-        values = -(self._presence + self._frequency * total)
-        offset[nodes, changed] = np.where(shared["is_banned"][places], BANNED, values)
-
-    def _path_bans(self, parents: NDArray[np.int32], token_ids: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+    def _path_bans(
+        self, parents: NDArray[np.int32], token_ids: NDArray[np.int32], depths: NDArray[np.int64]
+    ) -> tuple[list[int], list[int]]:
         """Find the nodes, and a token of each, that are banned there by the text and the path."""
         nodes: list[int] = []
         banned: list[int] = []
         if self._num_missing > 0:
-            depths = [0]
-            for parent in parents[1:].tolist():
-                depths.append(depths[parent] + 1)
-            for node, depth in enumerate(depths):
-                if depth < self._num_missing:
-                    nodes += [node] * len(self._end_ids)
-                    banned += self._end_ids
+            for node in np.flatnonzero(depths < self._num_missing).tolist():
+                nodes += [node] * len(self._end_ids)
+                banned += self._end_ids
         if len(self._word_ends):
             matched_nodes, words = np.nonzero(self._matches(parents, token_ids))
             nodes += matched_nodes.tolist()
@@ -197,7 +148,7 @@ class LogitRules:
         return nodes, banned
 
     def _matches(self, parents: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Say which bad words need but their last token: ``[N, words] bool``."""
+        """Say which bad words lack but their last token: ``[N, words]``."""
         longest = self._word_starts.shape[1]
         # The end of the text in front of the draft nodes, as a chain down to the root: -1 where there is no token.
         end_of_text = [-1] * (longest - len(self._tail)) + self._tail
@@ -223,66 +174,127 @@ def _reversed_starts(words: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32],
 def build_edits(rules: Sequence[LogitRules | None], trees: DraftTrees | None = None) -> LogitEdits | None:
     """Build the edits of a step that samples every node of every tree, in their order; None if there are none.
 
-    ``rules [B]`` are those of the sampled sequences, None = none; ``trees`` None: each tree is its root alone. Every
-    text must end with the root of its tree.
+    ``rules [B]`` are those of the sampled sequences, None = none; ``trees`` None: each tree is its root alone. The root
+    of a tree is the last token that its rules know.
     """
     if all(rule is None for rule in rules):
         return None
-    parts = []
-    row = 0
-    root_parents, root_ids = np.array([-1], np.int32), np.array([-1], np.int32)
-    for index, rule in enumerate(rules):
-        num_nodes = 1 if trees is None else int(trees.num_nodes[index])
+    if trees is None:
+        parents = token_ids = np.full((len(rules), 1), -1, np.int32)
+        num_nodes = np.ones(len(rules), np.int64)
+    else:
+        parents, token_ids, num_nodes = trees.parents, trees.token_ids, trees.num_nodes
+    is_on_path = _paths(parents, num_nodes)
+    depths = np.count_nonzero(is_on_path, axis=2)
+
+    plans = []
+    chosen = []
+    for index, (rule, count) in enumerate(zip(rules, num_nodes.tolist(), strict=True)):
         if rule is not None:
-            if trees is None:
-                part = rule.edit_tree(root_parents, root_ids, row)
-            else:
-                part = rule.edit_tree(trees.parents[index, :num_nodes], trees.token_ids[index, :num_nodes], row)
-            if part is not None:
-                parts.append(part)
-        row += num_nodes
-    if not parts:
+            plan = rule.plan(parents[index, :count], token_ids[index, :count], depths[index, :count])
+            if plan.num_columns:
+                plans.append(plan)
+                chosen.append(index)
+    if not plans:
         return None
-    return LogitEdits(
-        *(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True))
-    )
+    num_columns = np.array([plan.num_columns for plan in plans])
+    sizes = num_nodes[chosen] * num_columns
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    edits = _empty_edits(int(ends[-1]))
+    first_rows = np.cumsum(num_nodes) - num_nodes
+    for plan, start, end, first_row in zip(plans, starts, ends, first_rows[chosen], strict=True):
+        plan.write(LogitEdits(*(column[start:end] for column in vars(edits).values())), int(first_row))
+
+    penalised = [index for index, plan in enumerate(plans) if plan.node_columns]
+    if penalised:
+        sequences = np.array(chosen)[penalised]
+        _penalise_paths(
+            edits,
+            [plans[index] for index in penalised],
+            starts[penalised],
+            num_columns[penalised],
+            is_on_path[sequences],
+            token_ids[sequences],
+        )
+    for plan, start in zip(plans, starts.tolist(), strict=True):
+        if plan.banned_nodes:
+            places = start + np.array(plan.banned_nodes) * plan.num_columns + np.array(plan.banned_columns)
+            edits.offset[places] = BANNED
+    return edits
 
 
-def edit_logits_reference(
-    logits: ArrayLike,
-    token_ids: Sequence[int],
-    num_prompt_tokens: int,
-    *,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    min_tokens: int = 0,
-    end_ids: Iterable[int] = (),
-    bad_words: Iterable[Sequence[int]] = (),
-    logit_bias: Iterable[tuple[int, float]] = (),
-) -> NDArray[np.float32]:
-    """Edit the logits of one position, given all tokens before it: the oracle of ``LogitRules`` and of the graph.
+@dataclass(frozen=True)
+class _TreePlan:
+    """The edits of one tree, node by node: the ``shared`` columns of its sequence, then those of ``added_ids``.
 
-    Shapes: ``logits [V]`` -> ``[V] float32``. Numerics: float32 in the graph's order, so equal to the last bit.
-
-    >>> edit_logits_reference([2.0, -2.0, 2.0], [0, 1, 0], 2, repetition_penalty=2.0, frequency_penalty=0.5).tolist()
-    [0.0, -4.5, 2.0]
+    ``node_columns [N - 1]``: of the draft nodes' tokens, where penalties are on, else empty.
     """
-    edited = np.array(logits, np.float32)
-    biases: dict[int, float] = {}
-    for token_id, bias in logit_bias:
-        biases[token_id] = biases.get(token_id, 0.0) + bias
-    for token_id, bias in biases.items():
-        edited[token_id] += np.float32(bias)
-    for token_id in set(token_ids):
-        logit, penalty = edited[token_id], np.float32(repetition_penalty)
-        logit = logit / penalty if logit > 0 else logit * penalty
-        edited[token_id] = logit + np.float32(-(presence_penalty + frequency_penalty * list(token_ids).count(token_id)))
-    if len(token_ids) - num_prompt_tokens < min_tokens:
-        for token_id in end_ids:
-            edited[token_id] = BANNED
-    for word in bad_words:
-        num_before = len(word) - 1
-        if num_before <= len(token_ids) and list(word[:-1]) == list(token_ids[len(token_ids) - num_before :]):
-            edited[word[-1]] = BANNED
-    return np.maximum(edited, np.float32(BANNED))
+
+    shared: NDArray[np.void]
+    added_ids: list[int]
+    node_columns: list[int]
+    banned_nodes: list[int]
+    banned_columns: list[int]
+    penalties: tuple[float, float, float]
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.shared) + len(self.added_ids)
+
+    def write(self, edits: LogitEdits, first_row: int) -> None:
+        """Fill ``edits`` with what holds at every node."""
+        num_shared = len(self.shared)
+        by_node = (len(edits.rows) // self.num_columns, self.num_columns)
+        edits.rows.reshape(by_node)[:] = np.arange(first_row, first_row + by_node[0], dtype=np.int32)[:, None]
+        for name, values in vars(edits).items():
+            if name != "rows":
+                columns = values.reshape(by_node)
+                columns[:, :num_shared] = self.shared[name]
+                columns[:, num_shared:] = self.added_ids if name == "token_ids" else _NEUTRAL[name]
+
+
+def _empty_edits(size: int) -> LogitEdits:
+    ids = np.empty((2, size), np.int32)
+    values = np.empty((3, size), np.float32)
+    return LogitEdits(*ids, *values)
+
+
+def _paths(parents: NDArray[np.int32], num_nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which draft nodes are on the path of a node, itself included, the root not: ``[B, N, N]``, row = node."""
+    num_trees, widest = parents.shape
+    is_on_path = np.zeros((num_trees, widest, widest), np.bool_)
+    nodes = np.arange(widest)
+    trees, rows = np.nonzero((nodes > 0) & (nodes < num_nodes[:, None]))
+    nodes = rows
+    while nodes.size:
+        is_on_path[trees, rows, nodes] = True
+        nodes = parents[trees, nodes]
+        is_draft = nodes > 0
+        trees, rows, nodes = trees[is_draft], rows[is_draft], nodes[is_draft]
+    return is_on_path
+
+
+def _penalise_paths(
+    edits: LogitEdits,
+    plans: Sequence[_TreePlan],
+    starts: NDArray[np.int64],
+    num_columns: NDArray[np.int64],
+    is_on_path: NDArray[np.bool_],
+    token_ids: NDArray[np.int32],
+) -> None:
+    """Set at every node the penalties of the tokens on its path. First axis of all: the trees with penalties."""
+    columns = np.zeros(token_ids.shape, np.int64)
+    before = np.full(token_ids.shape, _NEUTRAL)  # what the text alone does to each node's token
+    for row, plan in enumerate(plans):
+        columns[row, 1 : len(plan.node_columns) + 1] = plan.node_columns
+        is_shared = columns[row] < len(plan.shared)
+        before[row, is_shared] = plan.shared[columns[row, is_shared]]
+    is_same = token_ids[:, :, None] == token_ids[:, None, :]
+    counts = is_on_path.astype(np.float32) @ is_same.astype(np.float32)  # whole numbers, exact
+    trees, nodes, others = np.nonzero(is_on_path)
+    total = before["counts"][trees, others] + counts[trees, nodes, others].astype(np.int64)
+    repetition, presence, frequency = np.array([plan.penalties for plan in plans])[trees].T
+    places = starts[trees] + nodes * num_columns[trees] + columns[trees, others]
+    edits.divisor[places] = repetition
+    edits.offset[places] = np.where(before["is_banned"][trees, others], BANNED, -(presence + frequency * total))
