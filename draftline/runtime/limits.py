@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,10 @@ from draftline.errors import PipelineError, RequestError
 from draftline.runtime.request import Request
 
 _MIN_TEMPERATURE = 1e-4  # below it, logits / temperature loses its meaning in float32; greedy is spelled 0
+# Bounds that keep every edited logit far from BANNED and finite in float32, also divided by the least temperature.
+_MAX_REPETITION = 1e3
+_MAX_PENALTY = 1e3
+_MAX_BIAS = 1e9
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ def check_request(request: Request, limits: EngineLimits) -> NDArray[np.int32]:
     """Check that a request can be served by an engine that has nothing else to do, and return its prompt ``[n] int32``.
 
     Raises: RequestError, naming the field, for an empty or too long prompt, a token id outside the vocabulary,
-    ``max_tokens`` below 1 or beyond ``max_seq_len``, more blocks than the pool has, sampling parameters out of range.
+    ``max_tokens`` below 1 or beyond ``max_seq_len``, more blocks than the pool has, ``max_draft_tokens`` below 0,
+    sampling parameters out of range.
     """
     prompt_ids = np.asarray(request.prompt_ids, dtype=np.int64)
     num_prompt_tokens = prompt_ids.size
@@ -92,7 +98,15 @@ def check_request(request: Request, limits: EngineLimits) -> NDArray[np.int32]:
             f"{num_prompt_tokens} prompt tokens + {request.max_tokens}, {num_blocks} blocks",
             "ask for fewer tokens, or raise kv_cache.max_blocks",
         )
+    if request.max_draft_tokens is not None and request.max_draft_tokens < 0:
+        raise RequestError(
+            "max_draft_tokens",
+            "must be at least 0",
+            request.max_draft_tokens,
+            "use 0 for plain decoding, or leave it out for as many as the pipeline drafts",
+        )
     _check_sampling(request)
+    _check_logit_rules(request, end)
     return prompt_ids.astype(np.int32)
 
 
@@ -113,3 +127,48 @@ def _check_sampling(request: Request) -> None:
         raise RequestError("top_p", "must be above 0 and at most 1 (off)", sampling.top_p, "use 1 or e.g. 0.95")
     if not 0 <= sampling.seed < 2**64:
         raise RequestError("seed", "must lie in 0..2**64 - 1", sampling.seed, "use an unsigned 64-bit integer")
+
+
+def _check_logit_rules(request: Request, vocab_size: int) -> None:
+    sampling = request.sampling
+    repetition = sampling.repetition_penalty
+    if not 1 / _MAX_REPETITION <= repetition <= _MAX_REPETITION:
+        raise RequestError(
+            "repetition_penalty",
+            f"must lie in {1 / _MAX_REPETITION:g}..{_MAX_REPETITION:g}",
+            repetition,
+            "use 1 (off) or e.g. 1.1",
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = getattr(sampling, name)
+        if not abs(penalty) <= _MAX_PENALTY:
+            rule = f"must lie in {-_MAX_PENALTY:g}..{_MAX_PENALTY:g}"
+            raise RequestError(name, rule, penalty, "use 0 (off) or e.g. 0.5")
+    if not 0 <= sampling.min_tokens <= request.max_tokens:
+        raise RequestError(
+            "min_tokens",
+            f"must lie in 0..max_tokens = {request.max_tokens}",
+            sampling.min_tokens,
+            "use 0 (off) or fewer tokens than max_tokens",
+        )
+    for word in sampling.bad_words:
+        if not word:
+            raise RequestError("bad_words", "must hold at least one token each", "an empty word", "leave it out")
+        _check_token_ids("bad_words", word, vocab_size)
+    _check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], vocab_size)
+    for token_id, bias in sampling.logit_bias:
+        if not abs(bias) <= _MAX_BIAS:
+            raise RequestError(
+                "logit_bias",
+                f"must lie in {-_MAX_BIAS:g}..{_MAX_BIAS:g}",
+                f"{bias} for token {token_id}",
+                "use e.g. 5; to ban a token, make it a bad word",
+            )
+
+
+def _check_token_ids(where: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                where, f"token ids lie in 0..{vocab_size - 1}", token_id, "encode it with the engine's own tokenizer"
+            )

@@ -50,7 +50,32 @@ BAD = [
     ({"sampling": SamplingParameters(top_p=1.5)}, "top_p: .*got 1.5; "),
     ({"sampling": SamplingParameters(seed=-1)}, "seed: .*got -1; "),
     ({"sampling": SamplingParameters(seed=2**64)}, "seed: "),
+    ({"max_draft_tokens": -1}, "max_draft_tokens: must be at least 0; got -1; use 0 for plain"),
+    ({"sampling": SamplingParameters(repetition_penalty=0.0)}, "repetition_penalty: .*0.001..1000; got 0.0; use 1"),
+    ({"sampling": SamplingParameters(repetition_penalty=float("inf"))}, "repetition_penalty: .*got inf; "),
+    ({"sampling": SamplingParameters(repetition_penalty=float("nan"))}, "repetition_penalty: .*got nan; "),
+    ({"sampling": SamplingParameters(presence_penalty=-2e3)}, "presence_penalty: .*-1000..1000; got -2000.0; use 0"),
+    ({"sampling": SamplingParameters(frequency_penalty=float("nan"))}, "frequency_penalty: .*got nan; "),
+    ({"sampling": SamplingParameters(min_tokens=-1)}, "min_tokens: must lie in 0..max_tokens = 4; got -1; "),
+    ({"sampling": SamplingParameters(min_tokens=5)}, "min_tokens: must lie in 0..max_tokens = 4; got 5; "),
+    ({"sampling": SamplingParameters(bad_words=((3,), ()))}, "bad_words: .*got an empty word; leave it out"),
+    ({"sampling": SamplingParameters(bad_words=((3, 100),))}, "bad_words: token ids lie in 0..99; got 100; "),
+    ({"sampling": SamplingParameters(logit_bias=((-1, 1.0),))}, "logit_bias: token ids lie in 0..99; got -1; "),
+    ({"sampling": SamplingParameters(logit_bias=((7, float("-inf")),))}, "logit_bias: .*got -inf for token 7; .*bad"),
+    ({"sampling": SamplingParameters(logit_bias=((7, float("nan")),))}, "logit_bias: .*got nan for token 7; "),
 ]
+
+
+def test_rules_at_their_bounds_are_served() -> None:
+    sampling = SamplingParameters(
+        repetition_penalty=1e-3,
+        presence_penalty=-1e3,
+        frequency_penalty=1e3,
+        min_tokens=4,
+        bad_words=((99,), (0, 99)),
+        logit_bias=((0, -1e9), (99, 1e9)),
+    )
+    check_request(replace(GOOD, sampling=sampling, max_draft_tokens=0), LIMITS)
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
