@@ -4,9 +4,18 @@
 spellings of earlier releases (``min_length``, ``random_seed``). Vendor names live here and nowhere else.
 
 An input with ``neutral`` set is declared but not served by this version: it is accepted when it is absent, empty, or
-holds only neutral values, and refused by name otherwise. One addition to the classic contract: the ``tensorrt_llm``
-model has an output ``output_text``, wired to the optional postprocessing input ``TEXT``, because the engine owns
-incremental detokenisation (decoding streamed chunks in isolation loses spaces and splits multi-byte characters).
+holds only neutral values, and refused by name otherwise.
+
+Additions to the classic contract; a client that never heard of them sees no difference:
+
+- ``tensorrt_llm`` has an output ``output_text``, wired to the optional postprocessing input ``TEXT``: the engine
+  owns incremental detokenisation (decoding streamed chunks in isolation loses spaces and splits multi-byte characters).
+- ``speculate`` False decodes plainly, ``max_draft_tokens`` caps the draft tokens of a step. Neither changes the answer
+  where acceptance is exact.
+- ``return_acceptance`` asks for ``token_texts`` and ``is_draft``, one element per token of the response: joined, the
+  texts are the new part of ``text_output``; text that was held back when the last token came follows as one element
+  more. The last response also carries the counts of ``SPECULATION_OUTPUTS`` and ``acceptance_histogram``: element a
+  is the number of steps that accepted exactly a draft tokens.
 """
 
 from __future__ import annotations
@@ -54,10 +63,10 @@ PREPROCESSING_INPUTS = (
     _required("QUERY", "STRING"),
     Tensor("DECODER_QUERY", "STRING", neutral=()),
     _required("REQUEST_OUTPUT_LEN", "INT32"),
-    Tensor("BAD_WORDS_DICT", "STRING", (-1,), neutral=()),
+    Tensor("BAD_WORDS_DICT", "STRING", (-1,)),
     Tensor("STOP_WORDS_DICT", "STRING", (-1,)),
-    Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,), neutral=()),
-    Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,), neutral=()),
+    Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,)),
+    Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,)),
     Tensor("END_ID", "INT32"),
     Tensor("PAD_ID", "INT32"),
     Tensor("PROMPT_TABLE_EXTRA_ID", "UINT64", neutral=()),
@@ -91,8 +100,8 @@ GENERATION_INPUTS = (
     _scalar("end_id", "INT32"),
     _scalar("pad_id", "INT32"),
     _ragged("stop_words_list", "INT32", (2, -1), neutral=None),
-    _ragged("bad_words_list", "INT32", (2, -1), neutral=(0, -1)),
-    _ragged("embedding_bias", "FP32", neutral=(0.0,)),
+    _ragged("bad_words_list", "INT32", (2, -1), neutral=None),
+    _ragged("embedding_bias", "FP32", neutral=None),
     _scalar("beam_width", "INT32", (1,)),
     _scalar("temperature", "FP32"),
     _scalar("runtime_top_k", "INT32"),
@@ -102,17 +111,17 @@ GENERATION_INPUTS = (
     _scalar("runtime_top_p_reset_ids", "INT32", (-1,)),
     _scalar("len_penalty", "FP32", _NO_LENGTH_PENALTY),
     _scalar("early_stopping", "BOOL", (False,)),
-    _scalar("repetition_penalty", "FP32", (1.0,)),
-    _scalar("min_tokens", "INT32", (0,)),
-    _scalar("min_length", "INT32", (0,)),
+    _scalar("repetition_penalty", "FP32"),
+    _scalar("min_tokens", "INT32"),
+    _scalar("min_length", "INT32"),
     _scalar("beam_search_diversity_rate", "FP32", (0.0,)),
-    _scalar("presence_penalty", "FP32", (0.0,)),
-    _scalar("frequency_penalty", "FP32", (0.0,)),
+    _scalar("presence_penalty", "FP32"),
+    _scalar("frequency_penalty", "FP32"),
     _scalar("seed", "UINT64"),
     _scalar("random_seed", "UINT64"),
-    _scalar("return_log_probs", "BOOL", (False,)),
+    _scalar("return_log_probs", "BOOL"),
     _scalar("return_context_logits", "BOOL", (False,)),
-    _scalar("return_generation_logits", "BOOL", (False,)),
+    _scalar("return_generation_logits", "BOOL"),
     _scalar("return_perf_metrics", "BOOL"),
     _scalar("return_num_input_tokens", "BOOL"),
     _scalar("return_num_output_tokens", "BOOL"),
@@ -141,8 +150,19 @@ GENERATION_INPUTS = (
     _ragged("lookahead_window_size", "INT32", (1,)),
     _ragged("lookahead_ngram_size", "INT32", (1,)),
     _ragged("lookahead_verification_set_size", "INT32", (1,)),
+    _scalar("speculate", "BOOL"),
+    _scalar("max_draft_tokens", "INT32"),
+    _scalar("return_acceptance", "BOOL"),
 )
 
+# What return_acceptance brings with the last response, beside acceptance_rate and the two totals: output -> attribute
+# of ``draftline.runtime.speculation_numbers.SpeculationNumbers``.
+SPECULATION_OUTPUTS = {
+    "total_verified_draft_tokens": "num_verified_tokens",
+    "total_emitted_tokens": "num_emitted_tokens",
+    "num_draft_forwards": "num_draft_forwards",
+    "num_target_forwards": "num_target_forwards",
+}
 # What a client asks for with return_*, beside the tokens: names shared by tensorrt_llm and the ensemble.
 _REPORT_OUTPUTS = (
     _required("cum_log_probs", "FP32", (-1,)),
@@ -163,6 +183,10 @@ _REPORT_OUTPUTS = (
     _required("total_draft_tokens", "INT32"),
     _required("num_input_tokens", "INT32"),
     _required("num_output_tokens", "INT32"),
+    _required("token_texts", "STRING", (-1,)),
+    _required("is_draft", "BOOL", (-1,)),
+    _required("acceptance_histogram", "INT32", (-1,)),
+    *(_required(name, "INT32") for name in SPECULATION_OUTPUTS),
 )
 GENERATION_OUTPUTS = (
     _required("output_ids", "INT32", (-1, -1)),
@@ -218,6 +242,9 @@ ENSEMBLE_INPUTS = (
     Tensor("lora_config", "INT32", (-1, 3), ragged=True),
     Tensor("guided_decoding_guide_type", "STRING"),
     Tensor("guided_decoding_guide", "STRING"),
+    Tensor("speculate", "BOOL"),
+    Tensor("max_draft_tokens", "INT32"),
+    Tensor("return_acceptance", "BOOL"),
 )
 ENSEMBLE_OUTPUTS = (_required("text_output", "STRING", (-1,)), *_REPORT_OUTPUTS)
 
@@ -255,6 +282,7 @@ ENSEMBLE_STEPS = (
             "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
             "BAD_WORDS_IDS": "_BAD_WORDS_IDS",
             "STOP_WORDS_IDS": "_STOP_WORDS_IDS",
+            "EMBEDDING_BIAS": "_EMBEDDING_BIAS",
             "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
             "OUT_END_ID": "_OUT_END_ID",
             "OUT_PAD_ID": "_OUT_PAD_ID",
@@ -268,6 +296,7 @@ ENSEMBLE_STEPS = (
             "request_output_len": "_REQUEST_OUTPUT_LEN",
             "bad_words_list": "_BAD_WORDS_IDS",
             "stop_words_list": "_STOP_WORDS_IDS",
+            "embedding_bias": "_EMBEDDING_BIAS",
             "end_id": "_OUT_END_ID",
             "pad_id": "_OUT_PAD_ID",
             "runtime_top_k": "top_k",
@@ -299,6 +328,9 @@ ENSEMBLE_STEPS = (
                 "lora_config",
                 "guided_decoding_guide_type",
                 "guided_decoding_guide",
+                "speculate",
+                "max_draft_tokens",
+                "return_acceptance",
             ),
         },
         {

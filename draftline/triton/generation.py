@@ -20,7 +20,7 @@ from draftline.errors import DraftlineError
 from draftline.runtime.request import Output, Request
 from draftline.runtime.text_stream import TextStream
 from draftline.triton.generation_request import GenerationRequest, ServedModel, read_generation_requests
-from draftline.triton.generation_response import build_arrays
+from draftline.triton.generation_response import Sent, build_arrays
 from draftline.triton.metrics import EngineStatistics, MetricsReporter
 from draftline.triton.tensors import read_inputs, read_scalar
 
@@ -54,7 +54,7 @@ class _Stream:
         self.call = call
         self.row = row
         self.pending: list[Output] = []
-        self.num_sent_tokens = 0
+        self.sent = Sent()
 
 
 class GenerationService:
@@ -148,6 +148,10 @@ class GenerationService:
             sampling=row.sampling,
             end_ids=row.end_ids,
             text_stream=TextStream(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), row.stop_words),
+            speculate=row.speculate,
+            max_draft_tokens=row.max_draft_tokens,
+            return_log_probs=row.reports.log_probs,
+            return_logits=row.reports.generation_logits,
         )
 
     def _report(self, stream: _Stream, output: Output) -> None:
@@ -219,8 +223,8 @@ class GenerationService:
         if last.finish_reason == "cancelled":
             # A client that did not cancel must not take a cut answer for a whole one.
             return self._build_error(SHUTDOWN_MESSAGE) if self._stopping else None
-        stream.num_sent_tokens += sum(len(output.token_ids) for output in outputs)
-        arrays = build_arrays(stream.row, outputs, stream.num_sent_tokens, self._model.tokenizer)
+        stream.sent = stream.sent.after(outputs)
+        arrays = build_arrays(stream.row, outputs, stream.sent, self._model.tokenizer)
         tensors = [self._pb_utils.Tensor(name, array) for name, array in arrays.items()]
         return self._pb_utils.InferenceResponse(output_tensors=tensors)
 

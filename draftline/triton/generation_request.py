@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from draftline.errors import RequestError
 from draftline.runtime.request import SamplingParameters
 from draftline.triton.contract import GENERATION_INPUTS
 from draftline.triton.preprocessing import TextTokenizer, read_word_list
+from draftline.triton.sampling_inputs import read_sampling
 from draftline.triton.tensors import Arrays, client_name, read_scalar, refuse_unsupported
 
 
@@ -27,6 +27,18 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """What a row wants beside its tokens and text: the ``return_*`` inputs."""
+
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    perf_metrics: bool = False
+    log_probs: bool = False
+    generation_logits: bool = False
+    acceptance: bool = False
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One row; ``batch_index`` is None where the batch has only one."""
 
@@ -37,10 +49,10 @@ class GenerationRequest:
     stop_words: tuple[str, ...]
     streaming: bool
     exclude_input_in_output: bool
-    return_perf_metrics: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
-    batch_index: int | None
+    speculate: bool = True
+    max_draft_tokens: int | None = None
+    reports: Reports = Reports()
+    batch_index: int | None = None
 
 
 def read_generation_requests(arrays: Arrays, model: ServedModel) -> list[GenerationRequest]:
@@ -54,53 +66,22 @@ def read_generation_requests(arrays: Arrays, model: ServedModel) -> list[Generat
 
 def _read_row(arrays: Arrays, model: ServedModel, row: int, num_rows: int) -> GenerationRequest:
     exclude_input = read_scalar(arrays, "exclude_input_in_output", row)
+    speculate = read_scalar(arrays, "speculate", row)
     end_ids, stop_words = _read_ends(arrays, model, row)
     return GenerationRequest(
         prompt_ids=_read_prompt(arrays, model, row),
         max_tokens=_read_max_tokens(arrays, row),
-        sampling=read_sampling(
-            temperature=read_scalar(arrays, "temperature", row),
-            top_k=read_scalar(arrays, "runtime_top_k", row),
-            top_p=read_scalar(arrays, "runtime_top_p", row),
-            seed=_read_either(arrays, "seed", "random_seed", row),
-        ),
+        sampling=read_sampling(arrays, row, model.vocab_size),
         end_ids=end_ids,
         stop_words=stop_words,
         streaming=bool(read_scalar(arrays, "streaming", row)),
         exclude_input_in_output=model.exclude_input_in_output if exclude_input is None else bool(exclude_input),
-        return_perf_metrics=bool(read_scalar(arrays, "return_perf_metrics", row)),
-        return_num_input_tokens=bool(read_scalar(arrays, "return_num_input_tokens", row)),
-        return_num_output_tokens=bool(read_scalar(arrays, "return_num_output_tokens", row)),
+        speculate=True if speculate is None else bool(speculate),
+        max_draft_tokens=_read_max_draft_tokens(arrays, row),
+        reports=Reports(
+            **{field.name: bool(read_scalar(arrays, f"return_{field.name}", row)) for field in fields(Reports)}
+        ),
         batch_index=row if num_rows > 1 else None,
-    )
-
-
-def read_sampling(
-    *, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
-) -> SamplingParameters:
-    """Turn the classic sampling inputs into ``SamplingParameters``.
-
-    As TensorRT-LLM: nothing given, ``top_k`` 1 or ``temperature`` 0 mean greedy; ``top_p`` <= 0 is ignored; the seed
-    defaults to 0. Deviation: a ``temperature`` > 0 alone samples from the full distribution, where TensorRT-LLM falls
-    back to ``top_k`` 1 and ignores it.
-
-    **Raises** RequestError for a negative or non-finite temperature, a negative ``top_k`` and a ``top_p`` above 1.
-    """
-    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise RequestError("temperature", "must be finite and >= 0", temperature, "send 0 for greedy decoding")
-    if top_k is not None and top_k < 0:
-        raise RequestError("top_k", "must be >= 0", top_k, "send 0 to turn it off")
-    if top_p is not None and not top_p <= 1:
-        raise RequestError("top_p", "must be <= 1", top_p, "send 1 to turn it off")
-    has_top_p = top_p is not None and top_p > 0
-    samples = temperature is not None or bool(top_k) or has_top_p
-    if not samples or temperature == 0 or top_k == 1:
-        return SamplingParameters(seed=seed or 0)
-    return SamplingParameters(
-        temperature=1.0 if temperature is None else temperature,
-        top_k=top_k or 0,
-        top_p=top_p if has_top_p and top_p is not None else 1.0,
-        seed=seed or 0,
     )
 
 
@@ -127,12 +108,11 @@ def _read_max_tokens(arrays: Arrays, row: int) -> int:
     return int(max_tokens)
 
 
-def _read_either(arrays: Arrays, name: str, old_name: str, row: int) -> int | None:
-    value, old_value = read_scalar(arrays, name, row), read_scalar(arrays, old_name, row)
-    if value is not None and old_value is not None and value != old_value:
-        raise RequestError(old_name, f"is the old spelling of {name} and must equal it", old_value, f"send only {name}")
-    either: int | None = value if value is not None else old_value
-    return either
+def _read_max_draft_tokens(arrays: Arrays, row: int) -> int | None:
+    max_draft_tokens: int | None = read_scalar(arrays, "max_draft_tokens", row)
+    if max_draft_tokens is not None and max_draft_tokens < 0:
+        raise RequestError("max_draft_tokens", "must be >= 0", max_draft_tokens, "leave it out for the pipeline's tree")
+    return max_draft_tokens
 
 
 def _read_ends(arrays: Arrays, model: ServedModel, row: int) -> tuple[frozenset[int], tuple[str, ...]]:
@@ -148,7 +128,7 @@ def _read_ends(arrays: Arrays, model: ServedModel, row: int) -> tuple[frozenset[
         end_ids = {end_id} if end_id >= 0 else set()
     stop_words = []
     word_lists = arrays.get("stop_words_list")
-    for ids in read_word_list(word_lists[row]) if word_lists is not None else []:
+    for ids in read_word_list(word_lists[row], "stop_words_list") if word_lists is not None else []:
         if len(ids) == 1 and not model.tokenizer.decode(ids, skip_special_tokens=True):
             end_ids.add(ids[0])
         else:

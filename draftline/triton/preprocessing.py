@@ -20,6 +20,8 @@ class TextTokenizer(Protocol):
     def eos_token_id(self) -> int | None: ...
     @property
     def pad_token_id(self) -> int | None: ...
+    @property
+    def vocab_size(self) -> int: ...
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -35,7 +37,12 @@ class Preprocessor:
         """Tokenise a batch of B prompts.
 
         **Shapes**: ``INPUT_ID [B, longest] int32`` padded with the pad id, ``REQUEST_INPUT_LEN [B, 1]``,
-        ``STOP_WORDS_IDS [B, 2, W]`` in the word-list format of ``build_word_lists``.
+        ``STOP_WORDS_IDS`` and ``BAD_WORDS_IDS [B, 2, W]`` in the word-list format of ``build_word_lists``;
+        ``EMBEDDING_BIAS [B, vocabulary] float32``, ``[B, 1]`` where no row has a bias (Triton drops empty tensors).
+
+        As TensorRT-LLM, words are tokenised exactly as they are given: ``"no"`` does not stand for ``" no"`` as well,
+        which most tokenizers write with other tokens. A bias of several tokens is added to each. Deviation: the words
+        of a bias get no special tokens, so that no weight goes to the one that begins every text.
 
         **Raises** RequestError for an empty prompt, text that is not UTF-8, and inputs this version does not serve.
         """
@@ -54,12 +61,15 @@ class Preprocessor:
         input_ids = np.array(pad_ids, np.int32)[:, None].repeat(max(lengths), axis=1)
         for row, prompt in enumerate(prompts):
             input_ids[row, : len(prompt)] = prompt
-        stop_words = arrays.get("STOP_WORDS_DICT", np.zeros((num_rows, 0), np.object_))
+        no_words = np.zeros((num_rows, 0), np.object_)
+        bad_words = arrays.get("BAD_WORDS_DICT", no_words)
+        stop_words = arrays.get("STOP_WORDS_DICT", no_words)
         return {
             "INPUT_ID": input_ids,
             "REQUEST_INPUT_LEN": _column(lengths),
-            "BAD_WORDS_IDS": build_word_lists([[] for _ in range(num_rows)]),
-            "STOP_WORDS_IDS": build_word_lists([self._encode_words(row) for row in stop_words]),
+            "BAD_WORDS_IDS": build_word_lists([self._encode_bad_words(row) for row in bad_words]),
+            "STOP_WORDS_IDS": build_word_lists([self._encode_stop_words(row) for row in stop_words]),
+            "EMBEDDING_BIAS": self._build_bias(arrays, num_rows),
             "REQUEST_OUTPUT_LEN": arrays["REQUEST_OUTPUT_LEN"].astype(np.int32).reshape(num_rows, -1),
             "OUT_END_ID": _column(end_ids),
             "OUT_PAD_ID": _column(pad_ids),
@@ -72,17 +82,42 @@ class Preprocessor:
             raise RequestError("text_input", "must hold at least one token", "an empty prompt", "send some text")
         return ids
 
-    def _encode_words(self, words: NDArray[Any]) -> list[list[int]]:
+    def _encode_word(self, word: str) -> list[int]:
+        return self._tokenizer.encode(word, add_special_tokens=False)
+
+    def _encode_bad_words(self, words: NDArray[Any]) -> list[list[int]]:
+        return [ids for word in _decode_words(words, "bad_words") if (ids := self._encode_word(word))]
+
+    def _encode_stop_words(self, words: NDArray[Any]) -> list[list[int]]:
         encoded = []
-        for word in (decode_text(value, "stop_words") for value in words.ravel()):
-            if not word:
-                continue
-            ids = self._tokenizer.encode(word, add_special_tokens=False)
+        for word in _decode_words(words, "stop_words"):
+            ids = self._encode_word(word)
             # The engine compares text, and the word travels as ids: it must come out as it went in.
             if self._tokenizer.decode(ids, skip_special_tokens=False) != word:
                 raise RequestError("stop_words", "must survive tokenisation", repr(word), "choose another stop word")
             encoded.append(ids)
         return encoded
+
+    def _build_bias(self, arrays: Arrays, num_rows: int) -> NDArray[np.float32]:
+        """Return the bias of every token id, ``[B, vocabulary]``."""
+        no_words, no_weights = np.zeros((num_rows, 0), np.object_), np.zeros((num_rows, 0), np.float32)
+        words = arrays.get("EMBEDDING_BIAS_WORDS", no_words).reshape(num_rows, -1)
+        weights = arrays.get("EMBEDDING_BIAS_WEIGHTS", no_weights).reshape(num_rows, -1)
+        if not weights.size and not any(words.ravel()):
+            return np.zeros((num_rows, 1), np.float32)
+        if words.shape != weights.shape:
+            raise RequestError(
+                "embedding_bias_weights",
+                f"must be as many as embedding_bias_words, {words.shape[1]}",
+                weights.shape[1],
+                "send one weight per word",
+            )
+        bias = np.zeros((num_rows, self._tokenizer.vocab_size), np.float32)
+        for row, place in np.ndindex(*words.shape):
+            text = decode_text(words[row, place], "embedding_bias_words")
+            for token in self._encode_word(text):
+                bias[row, token] += weights[row, place]
+        return bias
 
     @staticmethod
     def _default(*choices: int | None) -> int:
@@ -109,12 +144,12 @@ def build_word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int3
     return lists
 
 
-def read_word_list(word_list: NDArray[np.int32]) -> list[list[int]]:
+def read_word_list(word_list: NDArray[np.int32], where: str) -> list[list[int]]:
     """Return the words of one ``[2, W]`` word list; the inverse of ``build_word_lists`` for a row.
 
-    **Raises** RequestError where the offsets do not rise or exceed the list.
+    **Raises** RequestError naming the input ``where``, where the offsets do not rise or exceed the list.
 
-    >>> read_word_list(np.array([[5, 6, 7], [2, 3, -1]], np.int32))
+    >>> read_word_list(np.array([[5, 6, 7], [2, 3, -1]], np.int32), "bad_words_list")
     [[5, 6], [7]]
     """
     words: list[list[int]] = []
@@ -124,11 +159,16 @@ def read_word_list(word_list: NDArray[np.int32]) -> list[list[int]]:
             break
         if not start < end <= word_list.shape[1]:
             raise RequestError(
-                "stop_words_list", "offsets must rise and stay inside the list", word_list[1].tolist(), "see the format"
+                where, "offsets must rise and stay inside the list", word_list[1].tolist(), "see the format"
             )
         words.append(word_list[0, start:end].tolist())
         start = end
     return words
+
+
+def _decode_words(words: NDArray[Any], where: str) -> list[str]:
+    """Return the words without the empty ones, which is how classic clients say "none"."""
+    return [word for word in (decode_text(value, where) for value in words.ravel()) if word]
 
 
 def _column(values: Sequence[int]) -> NDArray[np.int32]:

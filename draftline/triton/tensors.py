@@ -44,6 +44,15 @@ def read_scalar(arrays: Arrays, name: str, row: int) -> Any:
     return values[row, 0].item() if isinstance(values[row, 0], np.generic) else values[row, 0]
 
 
+def read_either(arrays: Arrays, name: str, old_name: str, row: int) -> int | None:
+    """Return an input that has an old spelling too. Raises RequestError where the two disagree."""
+    value, old_value = read_scalar(arrays, name, row), read_scalar(arrays, old_name, row)
+    if value is not None and old_value is not None and value != old_value:
+        raise RequestError(old_name, f"is the old spelling of {name} and must equal it", old_value, f"send only {name}")
+    either: int | None = value if value is not None else old_value
+    return either
+
+
 def client_name(name: str) -> str:
     """Return the name a client of the ensemble knows an input by."""
     return CLIENT_NAMES.get(name, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.errors import RequestError
 from draftline.runtime.request import Metrics, Output
+from draftline.runtime.speculation_numbers import NO_SPECULATION, SpeculationNumbers
 from draftline.triton.generation import GenerationService
 from draftline.triton.generation_request import ServedModel
 from tests.tiny_checkpoints import NUM_TOKENS, write_tiny_checkpoint
@@ -56,13 +58,13 @@ class FakeSender:
 
 
 class FakeMetricFamily:
-    GAUGE = 1
+    GAUGE, COUNTER = 1, 2
 
     def __init__(self, name, description, kind):
         self.name = name
 
     def Metric(self, labels):  # noqa: N802  Triton's name
-        return SimpleNamespace(set=lambda value: None)
+        return SimpleNamespace(set=lambda value: None, increment=lambda value: None)
 
 
 def fake_response(output_tensors, error=None):
@@ -105,7 +107,8 @@ class FakeEngine:
 
     def statistics(self):
         names = "num_requests_waiting num_requests_running num_blocks_total num_blocks_free num_blocks_used num_steps"
-        return SimpleNamespace(**dict.fromkeys([*names.split(), "num_generated_tokens", "num_requests_active"], 0))
+        zeros = dict.fromkeys([*names.split(), "num_generated_tokens", "num_requests_active"], 0)
+        return SimpleNamespace(**zeros, speculation=NO_SPECULATION)
 
     def emit(self, index, token_ids, text, finish_reason=None, **more):
         request = list(self.requests.values())[index]
@@ -242,3 +245,84 @@ def test_a_sender_that_fails_cancels_its_request_and_no_other(service, engine) -
         time.sleep(0.01)
     engine.emit(0, [5], "a", "max_tokens")
     assert kept.sender.final.wait(5)
+
+
+NUMBERS = SpeculationNumbers(3, 12, 9, 4, 6, 10, 4, histogram=(1, 0, 2))
+
+
+def play_accepted_runs(engine) -> None:
+    """Two steps of several tokens; the second run is cut by the end of the answer, with text held back until then."""
+    more = {"log_probs": (-0.5, -0.25, -1.0), "logits": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    engine.emit(0, [5, 6, 7], "abc", num_accepted_tokens=2, pieces=("a", "b", "c"), **more)
+    more = {"log_probs": (-2.0, -0.125), "logits": np.full((2, 2), 9, np.float32)}
+    metrics = replace(METRICS, num_output_tokens=5, speculation=NUMBERS)
+    engine.emit(
+        0, [8, 9], "dhe", "stop_words", num_accepted_tokens=2, pieces=("d", ""), metrics=metrics, **more
+    )  # fmt: skip
+
+
+WANTED = dict.fromkeys(
+    [f"return_{name}" for name in ("acceptance", "log_probs", "generation_logits", "num_output_tokens")], True
+)
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+def test_accepted_runs_of_a_whole_answer(service, engine, exclude) -> None:
+    request = make_request(exclude_input_in_output=exclude, return_perf_metrics=True, **WANTED)
+    service.execute([request])
+    play_accepted_runs(engine)
+    assert request.sender.final.wait(5)
+    ((response, _),) = request.sender.sent
+    arrays = response.arrays
+    assert arrays["output_ids"].ravel().tolist() == [*([] if exclude else [5, 6, 7]), 5, 6, 7, 8, 9]
+    assert arrays["num_output_tokens"].item() == 5
+    assert arrays["output_log_probs"].tolist() == [[[-0.5, -0.25, -1.0, -2.0, -0.125]]]
+    assert arrays["cum_log_probs"].tolist() == [[-3.875]]
+    assert arrays["generation_logits"].shape == (1, 1, 5, 2)
+    assert arrays["token_texts"].tolist() == [[b"a", b"b", b"c", b"d", b"", b"he"]]
+    assert arrays["is_draft"].tolist() == [[True, True, False, True, True, False]]
+    assert arrays["acceptance_rate"].item() == pytest.approx(4 / 12)
+    assert (arrays["total_accepted_draft_tokens"].item(), arrays["total_draft_tokens"].item()) == (4, 12)
+    assert arrays["acceptance_histogram"].tolist() == [[1, 0, 2]]
+    counts = ("total_verified_draft_tokens", "total_emitted_tokens", "num_draft_forwards", "num_target_forwards")
+    assert [arrays[name].item() for name in counts] == [9, 6, 10, 4]
+
+
+def test_accepted_runs_of_a_stream(service, engine) -> None:
+    request = make_request(streaming=True, **WANTED)
+    service.execute([request])
+    request.sender.gate.clear()
+    play_accepted_runs(engine)
+    request.sender.gate.set()
+    assert request.sender.final.wait(5)
+    arrays = [response.arrays for response, _ in request.sender.sent]
+    joined = {name: [value for one in arrays for value in one[name].ravel().tolist()] for name in arrays[-1]}
+    assert joined["output_ids"] == [5, 6, 7, 8, 9]
+    assert len(joined["output_log_probs"]) == 5
+    assert b"".join(joined["token_texts"]) == b"".join(joined["output_text"]) == b"abcdhe"
+    assert sum(joined["is_draft"]) == 4
+    assert sum(one["generation_logits"].shape[2] for one in arrays) == 5
+    assert (joined["num_output_tokens"][-1], joined["cum_log_probs"][-1]) == (5, -3.875)
+    assert joined["acceptance_histogram"] == [1, 0, 2]
+    assert "kv_cache_reused_blocks" not in arrays[-1]
+
+
+def test_the_engine_is_asked_as_the_client_asked(service, engine) -> None:
+    service.execute([make_request(speculate=False, max_draft_tokens=3, return_log_probs=True)])
+    service.execute([make_request(return_generation_logits=True)])
+    first, second = engine.requests.values()
+    assert (first.speculate, first.max_draft_tokens, first.return_log_probs, first.return_logits) == (
+        False, 3, True, False,
+    )  # fmt: skip
+    assert (second.speculate, second.max_draft_tokens, second.return_log_probs, second.return_logits) == (
+        True, None, False, True,
+    )  # fmt: skip
+
+
+def test_what_was_not_asked_for_does_not_come(service, engine) -> None:
+    request = make_request()
+    service.execute([request])
+    play_accepted_runs(engine)
+    assert request.sender.final.wait(5)
+    ((response, _),) = request.sender.sent
+    assert set(response.arrays) == {"output_ids", "sequence_length", "output_text"}

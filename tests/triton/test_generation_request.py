@@ -8,7 +8,7 @@ import pytest
 from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.errors import RequestError
 from draftline.runtime.request import SamplingParameters
-from draftline.triton.generation_request import ServedModel, read_generation_requests, read_sampling
+from draftline.triton.generation_request import Reports, ServedModel, read_generation_requests
 from draftline.triton.preprocessing import build_word_lists
 from tests.tiny_checkpoints import NUM_TOKENS, write_tiny_checkpoint
 
@@ -30,19 +30,61 @@ def row(**inputs: object) -> dict[str, np.ndarray]:
     ("given", "expected"),
     [
         ({}, GREEDY),
-        ({"top_k": 1, "temperature": 0.8}, GREEDY),
-        ({"temperature": 0.0, "top_p": 0.5}, GREEDY),
-        ({"top_p": 0.0}, GREEDY),
-        ({"top_k": 0}, GREEDY),
+        ({"runtime_top_k": 1, "temperature": 0.8}, GREEDY),
+        ({"temperature": 0.0, "runtime_top_p": 0.5}, GREEDY),
+        ({"runtime_top_p": 0.0}, GREEDY),
+        ({"runtime_top_k": 0}, GREEDY),
         ({"seed": 7}, SamplingParameters(seed=7)),
         ({"temperature": 0.8}, SamplingParameters(temperature=0.8)),
-        ({"temperature": 0.8, "top_p": -1.0}, SamplingParameters(temperature=0.8)),
-        ({"top_k": 5}, SamplingParameters(temperature=1.0, top_k=5)),
-        ({"top_p": 0.9, "seed": 2**63}, SamplingParameters(temperature=1.0, top_p=0.9, seed=2**63)),
+        ({"temperature": 0.8, "runtime_top_p": -1.0}, SamplingParameters(temperature=0.8)),
+        ({"runtime_top_k": 5}, SamplingParameters(temperature=1.0, top_k=5)),
+        (
+            {"runtime_top_p": 0.9, "seed": np.array([2**63], np.uint64)},
+            SamplingParameters(temperature=1.0, top_p=0.9, seed=2**63),
+        ),
+        (
+            {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0,
+             "bad_words_list": build_word_lists([[]]), "embedding_bias": np.zeros((1, 1), np.float32)},
+            GREEDY,
+        ),
+        ({"repetition_penalty": 1.25, "seed": 3}, SamplingParameters(repetition_penalty=1.25, seed=3)),
+        ({"presence_penalty": -0.5}, SamplingParameters(presence_penalty=-0.5)),
+        ({"frequency_penalty": 0.5}, SamplingParameters(frequency_penalty=0.5)),
+        ({"min_tokens": 4, "min_length": 4}, SamplingParameters(min_tokens=4)),
+        ({"min_length": 5}, SamplingParameters(min_tokens=5)),
+        ({"bad_words_list": build_word_lists([[[5, 6], [7], [5, 6]]])}, SamplingParameters(bad_words=((5, 6), (7,)))),
+        (
+            {"embedding_bias": np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)},
+            SamplingParameters(logit_bias=((1, 1.5), (3, -2.0))),
+        ),
     ],
-)
-def test_sampling_as_classic_clients_expect(given, expected) -> None:
-    assert read_sampling(**{"temperature": None, "top_k": None, "top_p": None, "seed": None, **given}) == expected
+)  # fmt: skip
+def test_sampling_as_classic_clients_expect(model, given, expected) -> None:
+    assert read_generation_requests(row(**given), model)[0].sampling == expected
+
+
+def test_every_row_has_its_own_words_and_bias(model) -> None:
+    inputs = row(
+        input_ids=np.array([[5, 6, 7]] * 2),
+        input_lengths=np.array([3, 3]),
+        request_output_len=np.array([1, 1]),
+        bad_words_list=build_word_lists([[[5]], [[6, 7], [8]]]),
+        embedding_bias=np.array([[0, 1], [2, 0]], np.float32),
+        speculate=np.array([True, False]),
+        return_log_probs=np.array([False, True]),
+    )
+    rows = read_generation_requests(inputs, model)
+    assert [one.sampling.bad_words for one in rows] == [((5,),), ((6, 7), (8,))]
+    assert [one.sampling.logit_bias for one in rows] == [((1, 1.0),), ((0, 2.0),)]
+    assert [one.speculate for one in rows] == [True, False]
+    assert [one.reports for one in rows] == [Reports(), Reports(log_probs=True)]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, (True, None)), ({"speculate": False}, (False, None))])
+def test_speculation_is_the_servers_choice_unless_given(model, given, expected) -> None:
+    request = read_generation_requests(row(**given), model)[0]
+    assert (request.speculate, request.max_draft_tokens) == expected
+    assert read_generation_requests(row(max_draft_tokens=0), model)[0].max_draft_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -60,6 +102,18 @@ def test_sampling_as_classic_clients_expect(given, expected) -> None:
         ({"input_ids": np.array([[5, NUM_TOKENS, 7]])}, f"^input_ids: .*got {NUM_TOKENS}"),
         ({"seed": 1, "random_seed": 2}, "^random_seed: is the old spelling"),
         ({"beam_width": 4}, "^beam_width: is not supported"),
+        ({"return_context_logits": True}, "^return_context_logits: is not supported"),
+        ({"repetition_penalty": 0.0}, "^repetition_penalty: must be finite and > 0; got 0.0"),
+        ({"repetition_penalty": float("inf")}, "^repetition_penalty: "),
+        ({"presence_penalty": float("nan")}, "^presence_penalty: must be finite; got nan"),
+        ({"frequency_penalty": float("-inf")}, "^frequency_penalty: "),
+        ({"min_tokens": -1}, "^min_tokens: must be >= 0; got -1"),
+        ({"min_tokens": 1, "min_length": 2}, "^min_length: is the old spelling of min_tokens"),
+        ({"bad_words_list": np.array([[[5, 6], [2, 1]]])}, "^bad_words_list: offsets must rise"),
+        ({"bad_words_list": build_word_lists([[[NUM_TOKENS]]])}, f"^bad_words_list: ids .*got {NUM_TOKENS}"),
+        ({"embedding_bias": np.zeros((1, NUM_TOKENS + 1), np.float32)}, "^embedding_bias: must hold one row"),
+        ({"embedding_bias": np.array([[0.0, np.inf]], np.float32)}, "^embedding_bias: must be finite; got inf"),
+        ({"max_draft_tokens": -1}, "^max_draft_tokens: must be >= 0; got -1; leave it out"),
     ],
 )
 def test_bad_inputs_are_refused_by_name(model, inputs, message) -> None:

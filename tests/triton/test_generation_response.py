@@ -6,13 +6,14 @@ import pytest
 
 from draftline.runtime.request import Output, SamplingParameters
 from draftline.triton.generation_request import GenerationRequest
-from draftline.triton.generation_response import build_arrays
+from draftline.triton.generation_response import Sent, build_arrays
 
 
 class WordTokenizer:
     """Words with a space before each, which decoding drops from the first: the way of SentencePiece."""
 
     eos_token_id = pad_token_id = None
+    vocab_size = 4
     words = ("the", "end", "of", "it")
 
     def encode(self, text, add_special_tokens=True):
@@ -23,9 +24,7 @@ class WordTokenizer:
 
 
 def make_row(exclude: bool) -> GenerationRequest:
-    return GenerationRequest(
-        (0, 1), 9, SamplingParameters(), frozenset(), (), False, exclude, False, False, False, None
-    )
+    return GenerationRequest((0, 1), 9, SamplingParameters(), frozenset(), (), False, exclude)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +38,9 @@ def make_row(exclude: bool) -> GenerationRequest:
 )
 def test_the_space_between_prompt_and_answer_survives(token_ids, text, whole) -> None:
     outputs = [Output("x", token_ids, text, "stop_words")]
-    arrays = build_arrays(make_row(exclude=False), outputs, len(token_ids), WordTokenizer())
+    arrays = build_arrays(make_row(exclude=False), outputs, Sent().after(outputs), WordTokenizer())
     assert arrays["output_text"].item().decode() == whole
     assert arrays["sequence_length"].item() == 2 + len(token_ids)
-    alone = build_arrays(make_row(exclude=True), outputs, len(token_ids), WordTokenizer())
+    alone = build_arrays(make_row(exclude=True), outputs, Sent().after(outputs), WordTokenizer())
     assert alone["output_text"].item().decode() == text
     assert alone["sequence_length"].item() == len(token_ids)

@@ -1,0 +1,112 @@
+"""The sampling inputs of the ``tensorrt_llm`` model: randomness, penalties, bias, bans."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from draftline.errors import RequestError
+from draftline.runtime.request import SamplingParameters
+from draftline.triton.preprocessing import read_word_list
+from draftline.triton.tensors import Arrays, read_either, read_scalar
+
+
+def read_sampling(arrays: Arrays, row: int, vocab_size: int) -> SamplingParameters:
+    """Turn the classic sampling inputs of a row into ``SamplingParameters``.
+
+    As TensorRT-LLM: nothing given, ``top_k`` 1 or ``temperature`` 0 mean greedy; ``top_p`` <= 0 is ignored; the seed
+    defaults to 0. Deviation: a ``temperature`` > 0 alone samples from the full distribution, where TensorRT-LLM falls
+    back to ``top_k`` 1 and ignores it.
+
+    **Raises** RequestError, by the client's name of the input, for a value that means nothing.
+    """
+    temperature, top_k, top_p = _read_randomness(arrays, row)
+    return SamplingParameters(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=read_either(arrays, "seed", "random_seed", row) or 0,
+        repetition_penalty=_read_repetition_penalty(arrays, row),
+        presence_penalty=_read_finite(arrays, "presence_penalty", row),
+        frequency_penalty=_read_finite(arrays, "frequency_penalty", row),
+        min_tokens=_read_min_tokens(arrays, row),
+        bad_words=_read_bad_words(arrays, row, vocab_size),
+        logit_bias=_read_bias(arrays, row, vocab_size),
+    )
+
+
+def _read_randomness(arrays: Arrays, row: int) -> tuple[float, int, float]:
+    temperature = read_scalar(arrays, "temperature", row)
+    top_k = read_scalar(arrays, "runtime_top_k", row)
+    top_p = read_scalar(arrays, "runtime_top_p", row)
+    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+        raise RequestError("temperature", "must be finite and >= 0", temperature, "send 0 for greedy decoding")
+    if top_k is not None and top_k < 0:
+        raise RequestError("top_k", "must be >= 0", top_k, "send 0 to turn it off")
+    if top_p is not None and not top_p <= 1:
+        raise RequestError("top_p", "must be <= 1", top_p, "send 1 to turn it off")
+    has_top_p = top_p is not None and top_p > 0
+    samples = temperature is not None or bool(top_k) or has_top_p
+    if not samples or temperature == 0 or top_k == 1:
+        return 0.0, 0, 1.0
+    return 1.0 if temperature is None else temperature, top_k or 0, top_p if has_top_p else 1.0
+
+
+def _read_repetition_penalty(arrays: Arrays, row: int) -> float:
+    penalty = read_scalar(arrays, "repetition_penalty", row)
+    if penalty is None:
+        return 1.0
+    if not (math.isfinite(penalty) and penalty > 0):
+        raise RequestError("repetition_penalty", "must be finite and > 0", penalty, "send 1 to turn it off")
+    return float(penalty)
+
+
+def _read_finite(arrays: Arrays, name: str, row: int) -> float:
+    penalty = read_scalar(arrays, name, row)
+    if penalty is None:
+        return 0.0
+    if not math.isfinite(penalty):
+        raise RequestError(name, "must be finite", penalty, "send 0 to turn it off")
+    return float(penalty)
+
+
+def _read_min_tokens(arrays: Arrays, row: int) -> int:
+    min_tokens = read_either(arrays, "min_tokens", "min_length", row)
+    if min_tokens is None:
+        return 0
+    if min_tokens < 0:
+        raise RequestError("min_tokens", "must be >= 0", min_tokens, "send 0 to turn it off")
+    return min_tokens
+
+
+def _read_bad_words(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    word_lists = arrays.get("bad_words_list")
+    if word_lists is None:
+        return ()
+    words = read_word_list(word_lists[row], "bad_words_list")
+    for token in (token for word in words for token in word):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                "bad_words_list", f"ids must be from 0 to {vocab_size - 1}", token, "use the model's tokenizer"
+            )
+    return tuple(dict.fromkeys(map(tuple, words)))
+
+
+def _read_bias(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return what is not 0 of ``embedding_bias [B, n] float32``; ids from n on have no bias."""
+    biases = arrays.get("embedding_bias")
+    if biases is None or biases.size == 0:
+        return ()
+    if biases.ndim != 2 or row >= biases.shape[0] or biases.shape[1] > vocab_size:
+        raise RequestError(
+            "embedding_bias",
+            f"must hold one row per prompt, of at most {vocab_size} values, one per token id",
+            f"shape {list(biases.shape)}",
+            "send [B, vocabulary]",
+        )
+    bias = biases[row]
+    if not np.all(np.isfinite(bias)):
+        value = float(bias[~np.isfinite(bias)][0])
+        raise RequestError("embedding_bias", "must be finite", value, "send bad_words to ban a token")
+    return tuple((int(token), float(bias[token])) for token in np.flatnonzero(bias))
