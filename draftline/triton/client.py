@@ -14,9 +14,11 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from draftline.errors import DraftlineError, RequestError, ServerError
+from draftline.runtime.speculation_numbers import SpeculationNumbers
+from draftline.triton.answer_options import AnswerOptions, Inputs
 from draftline.triton.chat import ChatTemplate
+from draftline.triton.contract import SPECULATION_OUTPUTS
 
-_Inputs = dict[str, tuple[str, Sequence[Any] | None]]  # name -> datatype and values; None = leave it out
 _CONTENTS = {
     "BYTES": "bytes_contents",
     "INT32": "int_contents",
@@ -30,11 +32,25 @@ _ERROR = re.compile(
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The text of one token, empty where a character is not whole yet, and whether the token was drafted."""
+
+    text: str
+    is_draft: bool
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """New text of an answer, and how many tokens the answer has so far."""
+    """New text of an answer, and how many tokens the answer has so far.
+
+    With ``return_acceptance``, ``pieces`` is the text token by token (text that was held back until the end follows
+    as one piece more), and the last chunk has the request's ``speculation``.
+    """
 
     text: str
     num_output_tokens: int
+    pieces: tuple[Piece, ...] = ()
+    speculation: SpeculationNumbers | None = None
 
 
 class Client:
@@ -69,36 +85,15 @@ class Client:
         except grpc.RpcError:
             return False
 
-    def generate(
-        self,
-        prompt: str,
-        *,
-        max_tokens: int,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop_words: Sequence[str] = (),
-        request_id: str | None = None,
-        timeout_seconds: float | None = None,
-    ) -> str:
+    def generate(self, prompt: str, **options: Any) -> str:
         """Return the whole answer, without the prompt; an answer that was cancelled is as long as it got.
+
+        ``options`` are the fields of ``AnswerOptions``, of which ``max_tokens`` is required, ``request_id``, and
+        ``timeout_seconds`` until the request is given up.
 
         Raises: RequestError where the server refuses the request; ServerError where it does not answer.
         """
-        return "".join(
-            self.stream(
-                prompt,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                stop_words=stop_words,
-                request_id=request_id,
-                timeout_seconds=timeout_seconds,
-            )
-        )
+        return "".join(self.stream(prompt, **options))
 
     def stream(self, prompt: str, **options: Any) -> Generator[str, None, None]:
         """Yield the answer as it grows; ``options`` are those of ``generate``. Closing the iterator cancels."""
@@ -111,33 +106,12 @@ class Client:
             chunks.close()
 
     def stream_chunks(
-        self,
-        prompt: str,
-        *,
-        max_tokens: int,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop_words: Sequence[str] = (),
-        request_id: str | None = None,
-        timeout_seconds: float | None = None,
+        self, prompt: str, *, request_id: str | None = None, timeout_seconds: float | None = None, **options: Any
     ) -> Generator[Chunk, None, None]:
         """Yield every response of the server: ``stream`` with token counts. Closing the iterator cancels."""
-        request_id = request_id or uuid.uuid4().hex
-        inputs: _Inputs = {
-            "text_input": ("BYTES", [prompt.encode("utf-8")]),
-            "max_tokens": ("INT32", [max_tokens]),
-            "temperature": ("FP32", _optional(temperature)),
-            "top_k": ("INT32", _optional(top_k)),
-            "top_p": ("FP32", _optional(top_p)),
-            "seed": ("UINT64", _optional(seed)),
-            "stop_words": ("BYTES", [word.encode("utf-8") for word in stop_words] or None),
-            "stream": ("BOOL", [True]),
-            "exclude_input_in_output": ("BOOL", [True]),
-            "return_num_output_tokens": ("BOOL", [True]),
-        }
-        responses = self._stream(_build_request("ensemble", request_id, inputs), timeout_seconds)
+        inputs = AnswerOptions(**options).build_inputs(prompt)
+        request = _build_request("ensemble", request_id or uuid.uuid4().hex, inputs)
+        responses = self._stream(request, timeout_seconds)
         try:
             for response in responses:
                 yield _read_chunk(response)
@@ -150,7 +124,7 @@ class Client:
         A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told.
         """
         row = ("INT32", [1])
-        inputs: _Inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, "stop": ("BOOL", [True])}
+        inputs: Inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, "stop": ("BOOL", [True])}
         for _ in self._stream(_build_request("tensorrt_llm", request_id, inputs), timeout_seconds=10.0):
             pass
 
@@ -215,11 +189,7 @@ class Client:
         )
 
 
-def _optional(value: float | None) -> list[float] | None:
-    return None if value is None else [value]
-
-
-def _build_request(model: str, request_id: str, inputs: _Inputs) -> Any:
+def _build_request(model: str, request_id: str, inputs: Inputs) -> Any:
     request: Any = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, (datatype, values) in inputs.items():
@@ -232,10 +202,35 @@ def _build_request(model: str, request_id: str, inputs: _Inputs) -> Any:
 
 def _read_chunk(response: Any) -> Chunk:
     result = InferResult(response)
-    text, num_tokens = result.as_numpy("text_output"), result.as_numpy("num_output_tokens")
-    assert text is not None
-    assert num_tokens is not None
-    return Chunk(text.ravel()[0].decode("utf-8"), int(num_tokens.ravel()[0]))
+    text, num_tokens = _values(result, "text_output"), _values(result, "num_output_tokens")
+    pieces = zip(_values(result, "token_texts"), _values(result, "is_draft"), strict=True)
+    return Chunk(
+        text[0].decode("utf-8"),
+        num_tokens[0],
+        tuple(Piece(piece.decode("utf-8"), is_draft) for piece, is_draft in pieces),
+        _read_speculation(result),
+    )
+
+
+def _read_speculation(result: InferResult) -> SpeculationNumbers | None:
+    """Return the numbers of a last response that was asked for them."""
+    counts = {field: _values(result, name) for name, field in SPECULATION_OUTPUTS.items()}
+    if not all(counts.values()):
+        return None
+    histogram = _values(result, "acceptance_histogram")
+    return SpeculationNumbers(
+        num_steps=sum(histogram),
+        num_drafted_tokens=_values(result, "total_draft_tokens")[0],
+        num_accepted_tokens=_values(result, "total_accepted_draft_tokens")[0],
+        histogram=tuple(histogram),
+        **{field: values[0] for field, values in counts.items()},
+    )
+
+
+def _values(result: InferResult, name: str) -> list[Any]:
+    """Return the elements of an output, none where it did not come (Triton drops empty ones)."""
+    array = result.as_numpy(name)
+    return [] if array is None else array.ravel().tolist()
 
 
 def _read_error(message: str) -> DraftlineError:
