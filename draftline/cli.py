@@ -117,19 +117,28 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from draftline.triton.generate import generate
+    from draftline.triton.generate import allows_colour, generate
 
     return generate(
         arguments.prompt,
         url=arguments.url,
+        raw=arguments.raw,
+        show_acceptance=arguments.show_acceptance,
+        use_colour=allows_colour(sys.stdout, os.environ),
+        out=sys.stdout,
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         seed=arguments.seed,
         stop_words=arguments.stop,
-        raw=arguments.raw,
-        out=sys.stdout,
+        bad_words=arguments.bad_words,
+        repetition_penalty=arguments.repetition_penalty,
+        presence_penalty=arguments.presence_penalty,
+        frequency_penalty=arguments.frequency_penalty,
+        min_tokens=arguments.min_tokens,
+        speculate=arguments.speculate,
+        max_draft_tokens=arguments.max_draft_tokens,
     )
 
 
@@ -181,6 +190,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--stop", nargs="+", action="extend", default=[], metavar="WORD", help="end before any of these"
     )
+    command.add_argument(
+        "--bad-words", nargs="+", action="extend", default=[], metavar="WORD", help="never write any of these"
+    )
+    command.add_argument("--repetition-penalty", type=float, metavar="X", help="1 = off, the default")
+    command.add_argument("--presence-penalty", type=float, metavar="X", help="0 = off, the default")
+    command.add_argument("--frequency-penalty", type=float, metavar="X", help="0 = off, the default")
+    command.add_argument("--min-tokens", type=int, metavar="N", help="do not end before so many tokens")
+    command.add_argument(
+        "--speculate",
+        action=argparse.BooleanOptionalAction,
+        help="whether to draft tokens (default: as the server does); the answer is the same",
+    )
+    command.add_argument("--max-draft-tokens", type=int, metavar="N", help="draft at most so many tokens per step")
+    command.add_argument("--show-acceptance", action="store_true", help="mark the tokens that were drafted")
     command.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
     command.set_defaults(command=_generate)
     return parser

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import draftline
 from draftline.cli import main
 from draftline.config.reference import write_reference
+from draftline.triton.answer_options import AnswerOptions
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -135,7 +137,27 @@ def test_generate_and_serve_pass_their_options(monkeypatch: pytest.MonkeyPatch) 
     assert calls[0][0] == ("Why?",)
     assert calls[0][1]["stop_words"] == ["a", "b", "c"]
     assert calls[0][1]["top_k"] == 3
+    assert calls[0][1]["speculate"] is None
+    assert calls[0][1]["show_acceptance"] is False
     assert calls[1] == ((Path("builds/tiny"),), {"http_port": None, "grpc_port": 9001, "metrics_port": None})
+
+
+def test_generate_passes_every_option_the_client_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr("draftline.triton.generate.generate", lambda prompt, **options: calls.append(options) or 0)
+    words = (
+        "--no-speculate --max-draft-tokens 3 --bad-words a b --repetition-penalty 1.5 --presence-penalty 0.5 "
+        "--frequency-penalty -0.5 --min-tokens 4 --show-acceptance"
+    )
+    assert main(["generate", "Why?", *words.split()]) == 0
+    (options,) = calls
+    assert options.pop("show_acceptance") is True
+    for name in ("url", "raw", "use_colour", "out"):
+        del options[name]
+    asked = AnswerOptions(**options)
+    assert (asked.speculate, asked.max_draft_tokens, asked.bad_words, asked.min_tokens) == (False, 3, ["a", "b"], 4)
+    assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.5, 0.5, -0.5)
+    assert set(options) == {field.name for field in fields(AnswerOptions)} - {"embedding_bias", "return_acceptance"}
 
 
 def test_it_runs_as_a_module_and_imports_little(file: Path) -> None:

@@ -11,8 +11,8 @@ from draftline.errors import RequestError, ServerError
 from draftline.triton import generate as generate_module
 from draftline.triton import preprocessing
 from draftline.triton.chat import ChatTemplate, publish_chat_template
-from draftline.triton.client import Client, _read_error
-from draftline.triton.generate import describe_speed, generate
+from draftline.triton.client import Client, Piece, _read_error
+from draftline.triton.generate import allows_colour, describe_speed, generate, mark_drafted
 from draftline.triton.smoke import find_free_ports
 
 LLAMA = {
@@ -74,13 +74,8 @@ def test_a_timeout_ends_the_request_in_the_engine_too(server, client) -> None:
 def test_the_terminal_gets_the_answer_and_stderr_the_speed(server, client, capsys, raw) -> None:
     prompt = "hello" if raw else client.render_chat([{"role": "user", "content": "hello"}])
     out = io.StringIO()
-    sampling = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
-    assert (
-        generate(
-            "hello", url=f"127.0.0.1:{server.ports.grpc}", max_tokens=30, stop_words=[], raw=raw, out=out, **sampling
-        )
-        == 0
-    )
+    url = f"127.0.0.1:{server.ports.grpc}"
+    assert generate("hello", url=url, raw=raw, show_acceptance=False, use_colour=False, out=out, max_tokens=30) == 0
     assert out.getvalue() == client.generate(prompt, max_tokens=30) + "\n"
     assert capsys.readouterr().err.startswith("30 tokens, ")
 
@@ -88,6 +83,29 @@ def test_the_terminal_gets_the_answer_and_stderr_the_speed(server, client, capsy
 def test_speed_of_short_answers() -> None:
     assert describe_speed(0.0, []) == "0 tokens"
     assert describe_speed(0.0, [(0.25, 1)]) == "1 tokens at 250 ms"
+
+
+def test_drafted_tokens_are_green_and_empty_ones_unmarked() -> None:
+    pieces = [Piece("a", False), Piece(" b", True), Piece("", True)]
+    assert mark_drafted(pieces, use_colour=True) == "a\x1b[32m b\x1b[0m"
+    assert mark_drafted(pieces, use_colour=False) == "a⟦ b⟧"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "expected"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colour_needs_a_terminal_and_consent(is_terminal, environment, expected) -> None:
+    out = io.StringIO()
+    out.isatty = lambda: is_terminal
+    assert allows_colour(out, environment) is expected
 
 
 @pytest.mark.parametrize("module", [preprocessing, generate_module])
