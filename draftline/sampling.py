@@ -86,3 +86,22 @@ def sample_reference(logits: ArrayLike, temperature: float, top_k: int, top_p: f
         return int(np.argmax(np.asarray(logits)))
     cumulative = np.cumsum(kept_probabilities(logits, temperature, top_k, top_p))
     return int(np.argmax(cumulative > uniform * cumulative[-1]))
+
+
+def log_probs_of(logits: NDArray[np.float32], token_ids: ArrayLike) -> NDArray[np.float32]:
+    """Compute the log-probability of one token per row, under the softmax of the row's logits.
+
+    Shapes: ``logits [R, V]`` finite or -inf (at least one finite in a row); ``token_ids [R]`` -> ``[R] float32``.
+
+    Numerics: each row less its largest logit, summed in float64, so no logit overflows and the result is right to
+    float32's rounding. A row's result does not depend on the other rows.
+
+    >>> log_probs_of(np.log(np.array([[0.5, 0.25, 0.25]], np.float32)), [1]).round(4).tolist() == [np.float32(-1.3863)]
+    True
+    """
+    # Row by row: the temporaries of a vocabulary stay in the cache, those of a step would not.
+    log_probs = np.empty(len(logits), np.float32)
+    for index, (row, token_id) in enumerate(zip(logits, np.asarray(token_ids).tolist(), strict=True)):
+        largest = row.max()
+        log_probs[index] = float(row[token_id] - largest) - np.log(np.exp(row - largest).sum(dtype=np.float64))
+    return log_probs

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.sampling
-from draftline.sampling import kept_probabilities, sample_reference, uniform
+from draftline.sampling import kept_probabilities, log_probs_of, sample_reference, uniform
 
 logit_rows = st.lists(st.integers(-6, 6).map(float), min_size=1, max_size=40)
 seeds = st.integers(0, 2**64 - 1)
@@ -93,3 +93,24 @@ def test_ties_and_zero_mass(number: float) -> None:
     assert sample_reference([-np.inf, 0.0, -np.inf], 1.0, 0, 1.0, number) == 1
     assert sample_reference([5.0, 9.0, 1.0], 1.0, 1, 1.0, number) == 1
     assert sample_reference([0.0, 3.0, 3.0, 0.0], 1.0, 1, 1.0, number) == (1 if number < 0.5 else 2)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=7, max_size=7), min_size=1, max_size=5), st.data())
+def test_log_probs_are_those_of_the_softmax(rows: list[list[float]], data: st.DataObject) -> None:
+    logits = np.array(rows, np.float32)
+    token_ids = [data.draw(st.integers(0, 6)) for _ in rows]
+    log_probs = log_probs_of(logits, token_ids)
+    assert log_probs.dtype == np.float32
+    for row, token_id, log_prob in zip(logits, token_ids, log_probs, strict=True):
+        wide = row.astype(np.float64)
+        expected = wide[token_id] - np.logaddexp.reduce(wide)
+        assert log_prob == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert log_prob == log_probs_of(row[None], [token_id])[0]
+
+
+def test_log_probs_of_extreme_logits() -> None:
+    logits = np.array([[1e38, -1e38, 0], [-np.inf, 0, 0], [1e4, 1e4, -np.inf], [-90, 0, 0]], np.float32)
+    log_probs = log_probs_of(logits, [0, 1, 0, 0])
+    np.testing.assert_allclose(log_probs, [0, -np.log(2), -np.log(2), -90 - np.log(2)], rtol=1e-6)
+    assert log_probs_of(logits[:0], []).shape == (0,)
