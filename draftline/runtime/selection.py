@@ -1,0 +1,169 @@
+"""How much to speculate: how deep to draft, and which nodes the target verifies, by expected tokens per millisecond."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.draft_trees import DraftTrees, flat_parents, node_depths
+from draftline.runtime.calibration import Calibration
+from draftline.runtime.candidate_supply import CandidateSupply
+from draftline.runtime.cost_curve import CostCurve
+from draftline.runtime.draft_cost import DraftCost
+from draftline.runtime.probing import ProbeTimer
+from draftline.speculation import TreeShape
+
+_MIN_GAIN = 1.02  # expected over plain decoding, below which it is not worth the host's work
+
+
+class SpeculationPolicy:
+    """Choose nodes over the whole batch while the expected tokens per millisecond grow (trees of kind ``auto``).
+
+    A step is ``plan``, then ``select`` where something was drafted, then ``observe``, about the same sequences in the
+    same order. Sequences that decode plainly take part with trees of a root alone. Nothing here reads a clock: equal
+    calls make equal choices. Trees of other kinds are drafted and verified whole.
+
+    Speculation stops where plain decoding is expected to be faster, and a shallower draft is taken where deeper levels
+    do not pay for their forward. Now and then a probe drafts deeper than seems to pay. Probes are rare enough to cost
+    at most 2 % where they fail, and what they find needs no verification: the tokens that the target draws anyway tell
+    which candidates they would have been.
+    """
+
+    def __init__(self, shape: TreeShape, cost: CostCurve, num_sources: int) -> None:
+        self.shape = shape
+        self.cost = cost
+        self.calibration = Calibration(num_sources)
+        self._draft_cost = DraftCost()
+        self._supply = CandidateSupply(shape.max_depth)
+        self._probes = ProbeTimer()
+        self._depths = np.arange(1, shape.max_depth + 1)
+        self._depth = 0  # of this step
+        self._drafted: DraftTrees | None = None  # of this step
+        self._rate_to_beat: float | None = None  # of this step, where it is a probe: tokens/ms of what it replaces
+        self._num_steps_unseen = 0  # since the supply was last observed
+
+    def plan(self, num_sequences: int, num_other_rows: int) -> int:
+        """Return how many depths to draft in this step, 0..max_depth; 0 = decode plainly.
+
+        ``num_sequences`` decode; ``num_other_rows`` rows of prefill run in the same forward.
+        """
+        self._drafted, self._rate_to_beat = None, None
+        self._num_steps_unseen += 1
+        self._depth = self.shape.max_depth
+        if self.shape.kind != "auto" or not self._supply.is_known:
+            return self._depth
+        self._depth, rate = self._best_depth(num_sequences, num_other_rows)
+        if self._depth == self.shape.max_depth:
+            self._probes.reset()
+            return self._depth
+        cost = self._draft_cost.per_depth_ms(num_sequences) / float(self.cost.at(num_sequences + num_other_rows))
+        num_deeper = min(self._probes.num_affordable(cost), self.shape.max_depth - self._depth)
+        if self._probes.is_due(num_deeper * cost):
+            self._depth += num_deeper
+            self._rate_to_beat = rate
+        return self._depth
+
+    def select(self, trees: DraftTrees, num_other_rows: int, max_rows: int) -> NDArray[np.bool_]:
+        """Choose the nodes to verify, ``[B, N] bool``, closed under parents, the roots always among them.
+
+        ``max_rows`` bounds the rows of these trees over the whole batch, roots included and other rows not; the nodes
+        least likely to be accepted go first.
+        """
+        self._drafted = trees
+        num_sequences, width = trees.parents.shape
+        is_node = np.arange(width) < trees.num_nodes[:, None]
+        num_drafted = int(trees.num_nodes.sum()) - num_sequences
+        num_allowed = max(min(num_drafted, max_rows - num_sequences), 0)
+        if num_drafted == num_allowed and self.shape.kind != "auto":
+            return is_node
+
+        depths = node_depths(trees).ravel()
+        reach = self._reach(trees, int(depths.max(initial=0))).ravel()
+        nodes = np.flatnonzero(depths > 0)
+        reach, depths = reach[nodes], depths[nodes]
+        # A child is never likelier than its parent; where they are equal, the parent's smaller depth goes first.
+        order = np.lexsort((depths, -reach))
+        num_kept = num_allowed
+        if self.shape.kind == "auto":
+            self._supply.observe(reach, depths, num_sequences, self._depth, self._num_steps_unseen)
+            self._num_steps_unseen = 0
+            tokens = np.zeros(num_allowed + 1)
+            np.cumsum(reach[order[:num_allowed]], out=tokens[1:])
+            tokens += num_sequences
+            rows = np.arange(num_sequences + num_other_rows, num_sequences + num_other_rows + num_allowed + 1)
+            num_kept = int(np.argmax(tokens / (self.cost.at(rows) + self._draft_ms(num_sequences, self._depth))))
+        keep = np.zeros(trees.parents.size, np.bool_)
+        keep[nodes[order[:num_kept]]] = True
+        keep = keep.reshape(trees.parents.shape)
+        keep[:, 0] = True
+        return keep
+
+    def observe(
+        self,
+        trees: DraftTrees,
+        paths: NDArray[np.int32],
+        num_accepted_tokens: NDArray[np.int64],
+        bonus_ids: NDArray[np.int32],
+        *,
+        draft_ms: float,
+        verify_ms: float,
+        num_rows: int,
+    ) -> None:
+        """Learn from a step that verified ``trees`` (those that were kept).
+
+        Shapes: ``paths [B, D + 1] int32`` accepted nodes of ``trees`` from the root on, padded with -1;
+        ``num_accepted_tokens``, ``bonus_ids [B]``. ``draft_ms`` was spent on drafters in the step, ``verify_ms`` in the
+        target's forward of ``num_rows`` rows, other rows included.
+        """
+        num_sequences = trees.parents.shape[0]
+        self.cost.observe(num_rows, verify_ms)
+        self._draft_cost.observe(num_sequences, self._depth, draft_ms)
+        drafted = trees if self._drafted is None else self._drafted
+        if drafted.parents.shape[1] == 1:
+            num_hits = 0
+        else:
+            emitted_ids = _emitted_ids(trees, paths, num_accepted_tokens, bonus_ids)
+            num_hits = self.calibration.observe(drafted, emitted_ids)
+        if self._rate_to_beat is not None:
+            self._probes.settle(num_sequences + num_hits > self._rate_to_beat * (verify_ms + draft_ms))
+
+    def _best_depth(self, num_sequences: int, num_other_rows: int) -> tuple[int, float]:
+        """Return the depth of the highest expected rate, 0 = none, and that rate in tokens/ms."""
+        num_roots = num_sequences + num_other_rows
+        nodes, tokens = self._supply.totals()
+        fixed_ms = self._draft_cost.fixed_ms(num_sequences)
+        plain_rate = num_sequences / (float(self.cost.at(num_roots)) + fixed_ms)
+        draft_ms = fixed_ms + self._depths * self._draft_cost.per_depth_ms(num_sequences)
+        milliseconds = self.cost.at(num_roots + num_sequences * nodes) + draft_ms[:, None]
+        rates = (num_sequences * (1.0 + tokens) / milliseconds).max(axis=1)
+        best = int(rates.argmax())
+        if rates[best] < _MIN_GAIN * plain_rate:
+            return 0, plain_rate
+        return best + 1, float(rates[best])
+
+    def _draft_ms(self, num_sequences: int, depth: int) -> float:
+        return self._draft_cost.fixed_ms(num_sequences) + depth * self._draft_cost.per_depth_ms(num_sequences)
+
+    def _reach(self, trees: DraftTrees, max_depth: int) -> NDArray[np.float64]:
+        """Estimate the probability that a node and all its ancestors are accepted, ``[B * N]``; 0 in padding."""
+        parents = flat_parents(trees.parents)
+        own = self.calibration.acceptance(trees.log_probs, trees.sources).ravel()
+        reach = own
+        for _ in range(max_depth - 1):  # multiplied from the root down, so that no rounding lifts a child over a parent
+            reach = own * reach[parents]
+        return reach
+
+
+def _emitted_ids(
+    trees: DraftTrees,
+    paths: NDArray[np.int32],
+    num_accepted_tokens: NDArray[np.int64],
+    bonus_ids: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """The accepted draft tokens and the bonus token of every sequence, padded with -1: ``[B, D + 1] int32``."""
+    emitted = np.full(paths.shape, -1, np.int32)
+    accepted = paths[:, 1:]
+    token_ids = np.take_along_axis(trees.token_ids, np.maximum(accepted, 0), axis=1)
+    emitted[:, :-1] = np.where(accepted >= 0, token_ids, -1)
+    emitted[np.arange(emitted.shape[0]), num_accepted_tokens] = bonus_ids
+    return emitted
