@@ -1,0 +1,55 @@
+"""A separate draft model: a small network of the target's kind, with candidates beside the token it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.graphs.candidates import emit_candidates, output_candidates
+from draftline.graphs.decoder import Decoder
+from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
+from draftline.graphs.sampler import emit_sampler
+from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows, emit_sampling_inputs
+from draftline.graphs.target import EMBEDDING, FINAL_NORM, lm_head_name
+from draftline.graphs.tree_attention import load_tree_attention_function
+
+
+def build_draft_model_graph(
+    config: CheckpointConfig,
+    weights: Mapping[str, TensorLocation],
+    block_size: int,
+    num_candidates: int,
+    target_vocab_size: int,
+) -> onnx.ModelProto:
+    """Build the graph of one forward of a draft model.
+
+    Inputs: ``input_ids``, ``position_ids [N]``, ``candidate_rows [R]``; those of ``AttentionInputs``,
+    ``SamplingInputs`` and ``InStepRows``; the pools.
+    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``sampled_ids [R] int64``, drawn as the
+    target draws, and ``kv_rows [2 * layers, N, K * D]``. Logits of ids beyond ``target_vocab_size``, which pad the
+    vocabularies of some models, are left out.
+    """
+    graph = OnnxGraph()
+    ids = graph.input("input_ids", TensorProto.INT32, ["N"])
+    positions = graph.input("position_ids", TensorProto.INT32, ["N"])
+    candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
+    attention_inputs = emit_attention_inputs(graph)
+    sampling = emit_sampling_inputs(graph)
+    in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads * config.head_size)
+    decoder = Decoder(graph, weights, config, block_size, positions, attention_inputs, in_step)
+    x = decoder.linear.embed(ids, EMBEDDING, config.hidden_size)
+    for layer in range(config.num_hidden_layers):
+        x = decoder.layer(x, f"transformer.layers.{layer}")
+    rows = decoder.norm(graph.op("Gather", x, candidate_rows), FINAL_NORM)
+    logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
+    vocab_size = min(config.vocab_size, target_vocab_size)
+    if vocab_size < config.vocab_size:
+        logits = graph.op("Slice", logits, *(graph.constant([value]) for value in (0, vocab_size, 1)))
+    output_candidates(graph, *emit_candidates(graph, logits, num_candidates), num_candidates)
+    sampled = emit_sampler(graph, logits, *sampling, vocab_size)
+    graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
+    decoder.output_kv_rows()
+    return graph.model("draft_model", [load_tree_attention_function()])

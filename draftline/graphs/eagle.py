@@ -1,0 +1,105 @@
+"""EAGLE heads: a few layers that predict the target's next features from its last ones and the tokens drawn since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.draft_config import HeadConfig
+from draftline.graphs.candidates import emit_candidates, output_candidates
+from draftline.graphs.decoder import Decoder
+from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
+from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows
+from draftline.graphs.tree_attention import load_tree_attention_function
+
+EMBEDDING, LM_HEAD = "vocab_embedding", "lm_head"
+
+
+def head_layers(head: HeadConfig) -> CheckpointConfig:
+    """Describe the layers of an EAGLE head as those of a model."""
+    return CheckpointConfig(
+        architecture="LlamaForCausalLM",
+        dtype=head.dtype,
+        vocab_size=head.vocab_size,
+        hidden_size=head.hidden_size,
+        num_hidden_layers=head.num_layers,
+        num_attention_heads=head.num_attention_heads,
+        num_key_value_heads=head.num_key_value_heads,
+        head_size=head.head_size,
+        intermediate_size=head.intermediate_size,
+        norm_epsilon=head.norm_epsilon,
+        rotary_base=head.rotary_base,
+        max_position_embeddings=head.max_position_embeddings,
+        rotary_scaling=head.rotary_scaling,
+        qkv_bias=head.qkv_bias,
+    )
+
+
+def feature_size(head: HeadConfig) -> int:
+    """Columns of the target's features that the head reads."""
+    return head.target_hidden_size * (len(head.captured_layers) or 1)
+
+
+def build_eagle_graph(
+    head: HeadConfig, weights: Mapping[str, TensorLocation], block_size: int, num_candidates: int
+) -> onnx.ModelProto:
+    """Build the graph of one forward of an EAGLE-1/2 or EAGLE-3 head.
+
+    Source: EAGLE (Li et al., arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840) and their reference code. Row t takes the
+    feature of the target's row t, the embedding of token t + 1 and the rotary position t.
+
+    Inputs: ``input_ids``, ``position_ids [N]``; either ``target_features [N, F]`` or ``own_features [N, hidden_size]``,
+    the other with no rows; ``candidate_rows [R]``; those of ``AttentionInputs`` and ``InStepRows``; the pools.
+    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [2 * layers, N, K * D]`` and
+    ``hidden [N, hidden_size]``, what the next depth is fed with (EAGLE-3: before the final norm).
+    """
+    graph, layers = OnnxGraph(), head_layers(head)
+    ids = graph.input("input_ids", TensorProto.INT32, ["N"])
+    positions = graph.input("position_ids", TensorProto.INT32, ["N"])
+    target_features = graph.input("target_features", TensorProto.FLOAT, ["F", feature_size(head)])
+    own_features = graph.input("own_features", TensorProto.FLOAT, ["O", head.hidden_size])
+    candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
+    attention_inputs = emit_attention_inputs(graph)
+    in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads * head.head_size)
+    decoder = Decoder(graph, weights, layers, block_size, positions, attention_inputs, in_step)
+    embedded = decoder.linear.embed(ids, EMBEDDING, head.hidden_size)
+    if head.method == "eagle3":
+        hidden = _eagle3_layers(decoder, head, embedded, target_features, own_features)
+    else:
+        hidden = _eagle1_layers(decoder, head, embedded, graph.op("Concat", target_features, own_features, axis=0))
+    rows = graph.op("Gather", hidden, candidate_rows)
+    if head.method == "eagle3":
+        rows = decoder.norm(rows, "ln_f.weight")
+    logits = decoder.linear.emit(rows, LM_HEAD, head.hidden_size, head.draft_vocab_size)
+    offsets = decoder.weight("d2t") if "d2t" in weights else None
+    candidates = emit_candidates(graph, logits, num_candidates, offsets)
+    output_candidates(graph, *candidates, num_candidates)
+    decoder.output_kv_rows()
+    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", head.hidden_size])
+    return graph.model(head.method, [load_tree_attention_function()])
+
+
+def _eagle1_layers(decoder: Decoder, head: HeadConfig, embedded: str, features: str) -> str:
+    """The first layer has no input norm, and no norm follows the last: the output is a feature of the target."""
+    both = decoder.graph.op("Concat", embedded, features, axis=1)
+    x = decoder.linear.emit(both, "fc", 2 * head.hidden_size, head.hidden_size, bias=head.fc_bias)
+    x = decoder.residuals(x, x, head.hidden_size, "layers.0")
+    for layer in range(1, head.num_layers):
+        x = decoder.layer(x, f"layers.{layer}")
+    return x
+
+
+def _eagle3_layers(decoder: Decoder, head: HeadConfig, embedded: str, target_features: str, own_features: str) -> str:
+    """``fc`` narrows the target's features alone: the head's own output is as wide as the head already."""
+    graph, size = decoder.graph, head.hidden_size
+    narrowed = decoder.linear.emit(target_features, "fc", feature_size(head), size, bias=head.fc_bias)
+    x = graph.op("Concat", narrowed, own_features, axis=0)
+    normed_embedding = decoder.norm(embedded, "layers.0.input_layernorm.weight")
+    both = graph.op("Concat", normed_embedding, decoder.norm(x, "layers.0.hidden_norm.weight"), axis=1)
+    x = decoder.residuals(x, both, 2 * size, "layers.0")
+    for layer in range(1, head.num_layers):
+        x = decoder.layer(x, f"layers.{layer}")
+    return x
