@@ -10,12 +10,21 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.logit_edits import LogitEdits
+from draftline.sessions.engine_config import DraftConfig
 from draftline.sessions.protocol import StepBatch
 
 WEIGHT_BYTES = {"float32": 4.0, "int8": 1.0, "int4": 0.625}
 KEY_CHUNK = 128  # tokens; the function body of TreeAttention sums over keys in chunks of so many
 KV_TRAFFIC = 3  # a gathered key is read from the pool, written, and read by the product
 FLOPS_PER_BYTE = 8  # arithmetic a CPU core does while it reads a byte from memory
+
+
+def count_parameters(model: CheckpointConfig) -> int:
+    """Count what a forward reads of a model's matrices: its layers and its projection to the vocabulary."""
+    q_size = model.num_attention_heads * model.head_size
+    kv_size = model.num_key_value_heads * model.head_size
+    per_layer = model.hidden_size * (2 * q_size + 2 * kv_size + 3 * model.intermediate_size)
+    return model.num_hidden_layers * per_layer + model.vocab_size * model.hidden_size
 
 
 @dataclass(frozen=True)
@@ -30,12 +39,19 @@ class StepCost:
     def of_model(cls, model: CheckpointConfig, weights_dtype: str) -> StepCost:
         q_size = model.num_attention_heads * model.head_size
         kv_size = model.num_key_value_heads * model.head_size
-        per_layer = model.hidden_size * (2 * q_size + 2 * kv_size + 3 * model.intermediate_size)
-        weights = model.num_hidden_layers * per_layer + model.vocab_size * model.hidden_size
+        return cls._of_sizes(count_parameters(model), model.num_hidden_layers, q_size, kv_size, weights_dtype)
+
+    @classmethod
+    def of_draft(cls, draft: DraftConfig, weights_dtype: str) -> StepCost:
+        q_size, kv_size = (n * draft.head_size for n in (draft.num_attention_heads, draft.num_key_value_heads))
+        return cls._of_sizes(draft.num_parameters, draft.num_layers, q_size, kv_size, weights_dtype)
+
+    @classmethod
+    def _of_sizes(cls, num_parameters: int, layers: int, q_size: int, kv_size: int, weights_dtype: str) -> StepCost:
         return cls(
-            weights=weights * WEIGHT_BYTES[weights_dtype],
-            per_key=KV_TRAFFIC * model.num_hidden_layers * 2 * kv_size * 4,
-            per_key_and_row=model.num_hidden_layers * 4 * q_size / FLOPS_PER_BYTE,
+            weights=num_parameters * WEIGHT_BYTES[weights_dtype],
+            per_key=KV_TRAFFIC * layers * 2 * kv_size * 4,
+            per_key_and_row=layers * 4 * q_size / FLOPS_PER_BYTE,
         )
 
     def part(self, num_sequences: int, num_rows: int, num_keys: int) -> float:
@@ -58,7 +74,7 @@ def split_batch(batch: StepBatch, cost: StepCost, block_size: int) -> list[Part]
     order = np.lexsort((keys, lengths))
     cuts = _cheapest_cuts(lengths[order], keys[order], cost)
     if len(cuts) == 1:
-        everything = replace(batch, block_table=_columns(batch.block_table, int(keys.max()) // block_size))
+        everything = replace(batch, block_table=fit_columns(batch.block_table, int(keys.max()) // block_size))
         return [Part(everything, np.arange(len(batch.input_ids)), np.arange(len(batch.sample_rows)))]
     parts, first = [], 0
     for end in cuts:
@@ -87,7 +103,7 @@ def _cheapest_cuts(lengths: NDArray[np.int64], keys: NDArray[np.int64], cost: St
     return best[-1][1]
 
 
-def _columns(block_table: NDArray[np.int32], columns: int) -> NDArray[np.int32]:
+def fit_columns(block_table: NDArray[np.int32], columns: int) -> NDArray[np.int32]:
     """Cut or pad the table: in-step tokens need a key position even where they will never own a slot."""
     have = block_table.shape[1]
     if have >= columns:
@@ -108,7 +124,7 @@ def _take(
         position_ids=batch.position_ids[rows],
         sequence_starts=np.concatenate([[0], np.cumsum(lengths[sequences])]).astype(np.int32),
         context_lengths=batch.context_lengths[sequences],
-        block_table=_columns(batch.block_table[sequences], int(keys[sequences].max()) // block_size),
+        block_table=fit_columns(batch.block_table[sequences], int(keys[sequences].max()) // block_size),
         sample_rows=moved[samples],
         temperature=batch.temperature[samples],
         top_k=batch.top_k[samples],

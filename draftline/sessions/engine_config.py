@@ -13,7 +13,7 @@ from draftline.checkpoints.config import CheckpointConfig
 from draftline.errors import ArtifactError
 from draftline.speculation import Acceptance, TreeShape
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
 FORMAT_VERSION = 2  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
@@ -29,7 +29,8 @@ class DraftConfig:
     - ``num_candidates``: the k of ``DraftResult.token_ids [R, k]`` and of ``StepResult.head_ids [R, heads, k]``.
     - ``max_position_embeddings``: positions the checkpoint was trained for; 0 = no limit of its own.
     - ``num_heads``: of Medusa, hence the greatest depth it drafts.
-    - ``num_layers``, ``num_key_value_heads``, ``head_size``: of the drafter's own pool.
+    - ``num_layers``, ``num_attention_heads``, ``num_key_value_heads``, ``head_size``: of the drafter's own layers.
+    - ``num_parameters``: that a forward of the drafter reads.
     - ``hidden_size``: columns of an EAGLE head's output, which later forwards are fed with.
     - ``feature_start``, ``feature_size``: the columns of the target's features that an EAGLE head reads.
     """
@@ -39,11 +40,13 @@ class DraftConfig:
     max_position_embeddings: int = 0
     num_heads: int = 0
     num_layers: int = 0
+    num_attention_heads: int = 0
     num_key_value_heads: int = 0
     head_size: int = 0
     hidden_size: int = 0
     feature_start: int = 0
     feature_size: int = 0
+    num_parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class EngineConfig:
     drafts: tuple[DraftConfig, ...] = ()
     tree: TreeShape | None = None
     acceptance: Acceptance = EXACT
+
+
+def draft_model_file(index: int) -> str:
+    """Name the graph of drafter ``index`` inside an engine."""
+    return f"draft-{index}.onnx"
 
 
 def write_engine_config(directory: Path, config: EngineConfig) -> None:

@@ -2,27 +2,179 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.sessions.engine_config import EngineConfig
+from draftline.sessions.batch_split import KEY_CHUNK, Part, StepCost, fit_columns, split_batch
+from draftline.sessions.engine_config import EngineConfig, draft_model_file
+from draftline.sessions.onnxruntime_graph import CausalMask, OnnxRuntimeGraph
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
-from draftline.sessions.protocol import DraftBatch, DraftResult
+from draftline.sessions.protocol import DraftBatch, DraftResult, StepBatch
 
 
 class OnnxRuntimeDraftSession:
-    """Implements ``DraftSession``."""
+    """Implements ``DraftSession``: drafter ``index`` of the engine, an EAGLE head or a draft model.
+
+    A step's rows stay in one array per forward: keys and values, and the outputs a head is fed with at the next depth.
+    A first forward whose sequences differ much runs in parts, as the target's steps do.
+    """
 
     def __init__(self, directory: Path, config: EngineConfig, index: int, target_session: OnnxRuntimeSession) -> None:
-        raise NotImplementedError
+        assert config.tree is not None
+        self._config, self._draft, self._target = config, config.drafts[index], target_session
+        draft = self._draft
+        pool_shape = (
+            draft.num_layers,
+            config.max_blocks,
+            2,
+            draft.num_key_value_heads,
+            config.block_size,
+            draft.head_size,
+        )
+        self._graph = OnnxRuntimeGraph(directory / draft_model_file(index), config.num_threads, pool_shape)
+        self._is_head = draft.feature_size > 0
+        self._row_names = ("kv_rows", "hidden") if self._is_head else ("kv_rows",)
+        self._sample_names = ("candidate_ids", "candidate_log_probs", *(() if self._is_head else ("sampled_ids",)))
+        self._causal_mask = CausalMask(config.max_num_tokens + config.tree.max_depth)
+        self._cost = StepCost.of_draft(draft, config.weights_dtype)
+        self._no_kept_kv = np.empty((2 * draft.num_layers, 0, draft.num_key_value_heads * draft.head_size), np.float32)
+        # Rows of this step, by forward: the id of its first row, and its rows.
+        self._first_ids: list[int] = []
+        self._kv_rows: list[NDArray[np.float32]] = []
+        self._hidden: list[NDArray[np.float32]] = []
+        self._num_rows = 0
 
     def forward(self, batch: DraftBatch) -> DraftResult:
-        raise NotImplementedError
+        if batch.is_first:
+            self._first_ids, self._kv_rows, self._hidden, self._num_rows = [], [], [], 0
+        num_new = len(batch.input_ids)
+        features = self._feature_feeds(batch.feature_rows) if self._is_head else {}
+        results: dict[str, NDArray[Any]] = {}
+        for part in self._parts(batch):
+            rows = self._in_step_feeds(batch.row_ids if len(part.rows) == num_new else np.arange(len(part.rows)))
+            chosen = {name: value[part.rows] if len(value) else value for name, value in features.items()}
+            outputs = self._run_part(part.batch, rows | chosen)
+            _merge(results, outputs, part, num_new, len(batch.candidate_rows))
+        self._first_ids.append(self._num_rows)
+        self._num_rows += num_new
+        self._kv_rows.append(results["kv_rows"])
+        if self._is_head:
+            self._hidden.append(results["hidden"])
+        sampled = results.get("sampled_ids")
+        return DraftResult(
+            results["candidate_ids"].astype(np.int32),
+            results["candidate_log_probs"],
+            None if sampled is None else sampled.astype(np.int32),
+        )
 
     def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        raise NotImplementedError
+        for first_id, kv_rows in zip(self._first_ids, self._kv_rows, strict=True):
+            chosen = np.flatnonzero((row_ids >= first_id) & (row_ids < first_id + kv_rows.shape[1]))
+            if chosen.size:
+                self._graph.write_rows(kv_rows, row_ids[chosen] - first_id, slots[chosen])
 
     def close(self) -> None:
-        raise NotImplementedError
+        self._graph.close()
+
+    def _parts(self, batch: DraftBatch) -> list[Part]:
+        """The forward as a step of the target's kind, whose sampled rows are those with candidates."""
+        step = StepBatch(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            sequence_starts=batch.sequence_starts,
+            context_lengths=batch.context_lengths,
+            block_table=batch.block_table,
+            sample_rows=batch.candidate_rows,
+            temperature=batch.temperature,
+            top_k=batch.top_k,
+            top_p=batch.top_p,
+            uniform=batch.uniform,
+            packed_mask=batch.packed_mask,
+        )
+        num_new = len(batch.input_ids)
+        if batch.is_first and np.array_equal(batch.row_ids, np.arange(num_new)):
+            return split_batch(step, self._cost, self._config.block_size)
+        num_keys = int((batch.context_lengths + np.diff(batch.sequence_starts)).max())
+        columns = -(-num_keys // KEY_CHUNK) * KEY_CHUNK // self._config.block_size
+        step = replace(step, block_table=fit_columns(batch.block_table, columns))
+        return [Part(step, np.arange(num_new), np.arange(len(batch.candidate_rows)))]
+
+    def _feature_feeds(self, feature_rows: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+        draft = self._draft
+        target = np.empty((0, draft.feature_size), np.float32)
+        own = np.empty((0, draft.hidden_size), np.float32)
+        if feature_rows[0] >= 0:
+            columns = slice(draft.feature_start, draft.feature_start + draft.feature_size)
+            target = np.ascontiguousarray(self._target.features[feature_rows, columns])
+        else:
+            own = self._gather(self._hidden, -1 - feature_rows.astype(np.int64), axis=0)
+        return {"target_features": target, "own_features": own}
+
+    def _in_step_feeds(self, row_ids: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Number the rows that take part: kept ones in packed order, then the new ones in the order of their ids."""
+        is_new = row_ids >= self._num_rows
+        kept_ids = row_ids[~is_new].astype(np.int64)
+        num_kept = len(kept_ids)
+        numbers = np.empty(len(row_ids), np.int32)
+        numbers[~is_new] = np.arange(num_kept)
+        new_index = row_ids[is_new] - self._num_rows
+        numbers[is_new] = new_index + num_kept
+        new_rows = np.empty(len(new_index), np.int32)
+        new_rows[new_index] = np.flatnonzero(is_new)
+        kept_kv = self._gather(self._kv_rows, kept_ids, axis=1) if num_kept else self._no_kept_kv
+        return {"kept_kv": kept_kv, "row_ids": numbers, "new_rows": new_rows}
+
+    def _gather(self, by_forward: list[NDArray[np.float32]], ids: NDArray[np.int64], axis: int) -> NDArray[np.float32]:
+        """Take rows of this step by id out of the arrays of its forwards."""
+        forwards = np.searchsorted(self._first_ids, ids, side="right") - 1
+        used = np.unique(forwards)
+        if len(used) == 1:
+            return by_forward[used[0]].take(ids - self._first_ids[used[0]], axis)
+        shape = list(by_forward[0].shape)
+        shape[axis] = len(ids)
+        gathered = np.empty(shape, np.float32)
+        for forward in used:
+            chosen = np.flatnonzero(forwards == forward)
+            rows = by_forward[forward].take(ids[chosen] - self._first_ids[forward], axis)
+            gathered[(slice(None),) * axis + (chosen,)] = rows
+        return gathered
+
+    def _run_part(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        mask = self._causal_mask.rows(step.sequence_starts) if step.packed_mask is None else step.packed_mask
+        sampling: dict[str, NDArray[Any]] = {"candidate_rows": step.sample_rows}
+        if not self._is_head:
+            sampling |= {name: getattr(step, name) for name in ("temperature", "top_k", "top_p", "uniform")}
+        num_candidates = len(step.sample_rows)
+        if not num_candidates:  # one greedy row keeps every shape above zero
+            sampling = {name: np.full(1, name == "top_p", value.dtype) for name, value in sampling.items()}
+        feeds = {
+            "input_ids": step.input_ids,
+            "position_ids": step.position_ids,
+            "block_table": step.block_table,
+            "context_lengths": step.context_lengths,
+            "sequence_starts": step.sequence_starts,
+            "packed_mask": np.ascontiguousarray(mask),
+        }
+        outputs = self._graph.run(feeds | in_step | sampling, (*self._sample_names, *self._row_names))
+        return outputs | {name: outputs[name][:num_candidates] for name in self._sample_names}
+
+
+def _merge(
+    results: dict[str, NDArray[Any]], outputs: dict[str, NDArray[Any]], part: Part, num_rows: int, num_candidates: int
+) -> None:
+    """Put the outputs of a part where they stand in the whole forward."""
+    if len(part.rows) == num_rows:
+        results |= outputs
+        return
+    for name, value in outputs.items():
+        if name == "kv_rows":
+            whole = results.setdefault(name, np.empty((value.shape[0], num_rows, value.shape[2]), value.dtype))
+            whole[:, part.rows] = value
+            continue
+        size, places = (num_rows, part.rows) if name == "hidden" else (num_candidates, part.samples)
+        whole = results.setdefault(name, np.empty((size, *value.shape[1:]), value.dtype))
+        whole[places] = value

@@ -1,0 +1,240 @@
+"""What an engine's drafters are made of: configs, weights and graphs, described before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.draft_config import HeadConfig
+from draftline.checkpoints.drafts import load_head_config
+from draftline.checkpoints.safetensors_file import TensorEntry
+from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.errors import BuildError
+from draftline.graphs import eagle
+from draftline.graphs.draft_model import build_draft_model_graph
+from draftline.graphs.onnx_graph import TensorLocation
+from draftline.graphs.target import EMBEDDING, LM_HEAD, DraftTaps, lm_head_name
+from draftline.sessions.batch_split import count_parameters
+from draftline.sessions.engine_config import DraftConfig, DraftMethod
+from draftline.sessions.engine_weights import CHECKPOINT_FILE, EngineWeights, read_engine_weights, rotary_entries
+from draftline.speculation import TreeShape
+from draftline.tree_growth import needed_candidates
+
+HEAD_METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3", "medusa": "medusa"}
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """A drafter to build: ``checkpoint`` is the folder of the converted checkpoint, None for ``ngram``."""
+
+    method: DraftMethod
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True)
+class DraftParts:
+    """A drafter to be written. ``head`` is there of heads, ``model`` of a draft model, ``weights`` of both."""
+
+    config: DraftConfig
+    weights: EngineWeights | None = None
+    head: HeadConfig | None = None
+    model: CheckpointConfig | None = None
+
+    def build_graph(
+        self,
+        own: Mapping[str, TensorLocation],
+        target: Mapping[str, TensorLocation],
+        target_config: CheckpointConfig,
+        block_size: int,
+    ) -> onnx.ModelProto | None:
+        """Build the drafter's graph over its ``own`` tensors and those it borrows of the ``target``; None without."""
+        k = self.config.num_candidates
+        if self.model is not None:
+            return build_draft_model_graph(self.model, own, block_size, k, target_config.vocab_size)
+        if self.head is None or self.head.method == "medusa":
+            return None
+        borrowed: dict[str, TensorLocation] = {}
+        if not self.head.owns_embedding:
+            borrowed |= _renamed(target, EMBEDDING, eagle.EMBEDDING)
+        if not self.head.owns_lm_head:
+            borrowed |= _renamed(target, lm_head_name(target_config), eagle.LM_HEAD)
+        return eagle.build_eagle_graph(self.head, {**borrowed, **own}, block_size, k)
+
+
+def describe_drafts(
+    target: CheckpointConfig,
+    drafts: Sequence[DraftSource],
+    tree: TreeShape | None,
+    weights_dtype: str,
+    max_seq_len: int,
+) -> list[DraftParts]:
+    """Read the configs of converted drafts and check that they fit.
+
+    Raises: BuildError for drafts that do not fit the target, the tree or each other; CheckpointError for damaged ones.
+    """
+    if tree is None:
+        if drafts:
+            raise BuildError("tree", "says how the drafts are used", "none", "give the shape of the tree")
+        return []
+    if not drafts:
+        raise BuildError("tree", "stands beside a draft", tree.kind, "name a draft or leave the tree out")
+    methods = [draft.method for draft in drafts]
+    if len(set(methods)) < len(methods):
+        raise BuildError("drafts", "names a method once", ", ".join(methods), "leave one of the equal ones out")
+    described = [
+        _describe(index, draft, target, tree, weights_dtype, max_seq_len) for index, draft in enumerate(drafts)
+    ]
+    return _place_features(described, target)
+
+
+def target_taps(described: Sequence[DraftParts]) -> DraftTaps:
+    """Say what these drafters take from the target's forward."""
+    heads = [draft.head for draft in described if draft.head is not None]
+    medusa = next((draft for draft in described if draft.config.method == "medusa"), None)
+    return DraftTaps(
+        captured_layers=tuple(layer for head in heads for layer in head.captured_layers),
+        final_hidden=any(head.method == "eagle1" for head in heads),
+        medusa=None if medusa is None else medusa.head,
+        num_candidates=0 if medusa is None else medusa.config.num_candidates,
+    )
+
+
+def _describe(
+    index: int, source: DraftSource, target: CheckpointConfig, tree: TreeShape, weights_dtype: str, max_seq_len: int
+) -> DraftParts:
+    where = f"drafts[{index}]"
+    if (source.checkpoint is None) != (source.method == "ngram"):
+        rule = "ngram has no checkpoint, every other method has one"
+        raise BuildError(where, rule, f"{source.method} with {source.checkpoint}", "give a converted checkpoint")
+    if source.checkpoint is None:
+        return DraftParts(DraftConfig(source.method))
+    # A tree's deepest nodes stand behind the last position of a text.
+    num_positions = max_seq_len + tree.max_depth
+    if source.method == "draft_model":
+        return _describe_model(index, source.checkpoint, target, tree, weights_dtype, num_positions)
+    return _describe_head(index, source, source.checkpoint, target, tree, weights_dtype, num_positions)
+
+
+def _describe_model(
+    index: int, checkpoint: Path, target: CheckpointConfig, tree: TreeShape, weights_dtype: str, num_positions: int
+) -> DraftParts:
+    model = load_checkpoint_config(checkpoint)
+    config = DraftConfig(
+        method="draft_model",
+        num_candidates=_num_candidates(index, tree, min(model.vocab_size, target.vocab_size)),
+        max_position_embeddings=model.max_position_embeddings,
+        num_layers=model.num_hidden_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
+        head_size=model.head_size,
+        num_parameters=count_parameters(model),
+    )
+    weights = read_engine_weights(
+        checkpoint,
+        model.dtype,
+        weights_dtype,
+        outer=(EMBEDDING, LM_HEAD),
+        first=rotary_entries(
+            model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
+        ),
+        file=f"draft-{index}.safetensors",
+        linked_file=f"draft-{index}-{CHECKPOINT_FILE}",
+    )
+    return DraftParts(config, weights, model=model)
+
+
+def _describe_head(
+    index: int,
+    source: DraftSource,
+    checkpoint: Path,
+    target: CheckpointConfig,
+    tree: TreeShape,
+    weights_dtype: str,
+    num_positions: int,
+) -> DraftParts:
+    head = load_head_config(checkpoint)
+    _check_head(f"drafts[{index}]", source.method, head, target)
+    if head.method == "medusa":
+        config = DraftConfig(
+            method=source.method,
+            num_candidates=_num_candidates(index, tree, head.vocab_size),
+            num_heads=head.num_heads,
+        )
+        first: tuple[TensorEntry, ...] = ()
+        outer: tuple[str, ...] = tuple(f"medusa_heads.{number}.lm_head" for number in range(head.num_heads))
+    else:
+        config = DraftConfig(
+            method=source.method,
+            num_candidates=_num_candidates(index, tree, head.draft_vocab_size),
+            max_position_embeddings=head.max_position_embeddings,
+            num_layers=head.num_layers,
+            num_attention_heads=head.num_attention_heads,
+            num_key_value_heads=head.num_key_value_heads,
+            head_size=head.head_size,
+            hidden_size=head.hidden_size,
+            feature_size=eagle.feature_size(head),
+            num_parameters=count_parameters(replace(eagle.head_layers(head), vocab_size=head.draft_vocab_size)),
+        )
+        first = rotary_entries(
+            head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
+        )
+        outer = (eagle.EMBEDDING, eagle.LM_HEAD)
+    weights = read_engine_weights(
+        checkpoint,
+        head.dtype,
+        weights_dtype,
+        outer=outer,
+        first=first,
+        file=f"draft-{index}.safetensors",
+        linked_file=f"draft-{index}-{CHECKPOINT_FILE}",
+    )
+    return DraftParts(config, weights, head=head)
+
+
+def _check_head(where: str, method: DraftMethod, head: HeadConfig, target: CheckpointConfig) -> None:
+    cure = "convert the draft for this target"
+    if head.method != HEAD_METHODS[method]:
+        raise BuildError(where, f"{method} is built from a head of {HEAD_METHODS[method]}", head.method, cure)
+    shapes = {
+        "target_hidden_size": (head.target_hidden_size, target.hidden_size),
+        "vocab_size": (head.vocab_size, target.vocab_size),
+    }
+    if head.method != "eagle3":  # these heads put out features of the target
+        shapes["hidden_size"] = (head.hidden_size, target.hidden_size)
+    for name, (found, expected) in shapes.items():
+        if found != expected:
+            raise BuildError(f"{where}: {name}", f"is the target's, {expected}", found, cure)
+    for layer in head.captured_layers:
+        if not 0 <= layer < target.num_hidden_layers:
+            rule = f"captures layers of the target, which has {target.num_hidden_layers}"
+            raise BuildError(where, rule, layer, cure)
+
+
+def _num_candidates(index: int, tree: TreeShape, vocab_size: int) -> int:
+    wanted = needed_candidates(tree)
+    if wanted > vocab_size:
+        rule = f"a node has at most as many children as the draft has tokens, {vocab_size}"
+        raise BuildError(f"drafts[{index}]", rule, wanted, "make the tree narrower")
+    return wanted
+
+
+def _place_features(described: Sequence[DraftParts], target: CheckpointConfig) -> list[DraftParts]:
+    """Give every EAGLE head its columns: captured layers in the order of the drafts, then the final hidden rows."""
+    placed, start = [], 0
+    final_start = target.hidden_size * len(target_taps(described).captured_layers)
+    for draft in described:
+        if draft.head is not None and draft.head.captured_layers:
+            draft = replace(draft, config=replace(draft.config, feature_start=start))
+            start += draft.config.feature_size
+        elif draft.config.feature_size:
+            draft = replace(draft, config=replace(draft.config, feature_start=final_start))
+        placed.append(draft)
+    return placed
+
+
+def _renamed(tensors: Mapping[str, TensorLocation], name: str, new_name: str) -> dict[str, TensorLocation]:
+    return {key.replace(name, new_name, 1): tensor for key, tensor in tensors.items() if key.rpartition(".")[0] == name}

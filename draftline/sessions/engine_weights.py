@@ -1,0 +1,183 @@
+"""The tensors of a converted checkpoint as an engine keeps them: linked as they are, or quantised or cast."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tensor_locations, write_safetensors
+from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
+from draftline.graphs.onnx_graph import TensorLocation
+from draftline.graphs.rotary import build_rotary_tables
+from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
+
+CHECKPOINT_FILE = "rank0.safetensors"
+ONNX_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64,
+}
+_QUANTIZED_SUFFIXES = {"int8": ("int8", "scale"), "int4": ("int4", "scale", "zero")}
+_FC, _GATE, _FC_GATE = ".mlp.fc.", ".mlp.gate.", ".mlp.fc_gate."
+
+
+@dataclass(frozen=True)
+class EngineWeights:
+    """The tensors of one checkpoint: ``entries`` go to ``file``.
+
+    ``source`` is the checkpoint's tensor file where it is hard-linked beside the graph as ``linked_file`` (copied
+    across file systems), and read in place; None where ``entries`` hold its tensors, quantised or cast.
+    """
+
+    file: str
+    entries: tuple[TensorEntry, ...]
+    linked_file: str
+    source: Path | None
+
+    def write(self, destination: Path, report: Callable[[], None]) -> dict[str, TensorLocation]:
+        """Write into the folder ``destination``; ``report`` is called after each entry. Returns where tensors lie."""
+        write_safetensors(destination / self.file, [_reported(entry, report) for entry in self.entries])
+        locations = _locations(destination / self.file)
+        if self.source is not None:
+            _link(self.source, destination / self.linked_file)
+            locations |= _join_fc_gate(_locations(destination / self.linked_file))
+        return locations
+
+
+def read_engine_weights(
+    checkpoint: Path,
+    dtype: str,
+    weights_dtype: str,
+    *,
+    outer: tuple[str, ...],
+    first: tuple[TensorEntry, ...],
+    file: str,
+    linked_file: str,
+) -> EngineWeights:
+    """Describe the tensors of the converted checkpoint in the folder ``checkpoint``, whose matrices are of ``dtype``.
+
+    ``outer`` names the matrices from and to the vocabulary. They stay int8 beside int4 layers: they carry most of the
+    quality. ``first`` are entries of ``file`` that are not the checkpoint's.
+    """
+    source = checkpoint / CHECKPOINT_FILE
+    if dtype == weights_dtype == "float32":
+        return EngineWeights(file, first, linked_file, source)
+    return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, outer)), linked_file, None)
+
+
+def rotary_entries(
+    head_size: int,
+    base: float,
+    scaling: dict[str, Any] | None,
+    max_position_embeddings: int,
+    num_positions: int,
+) -> tuple[TensorEntry, ...]:
+    """Describe the rotary tables of a network; arguments as of ``build_rotary_tables``."""
+    tables = build_rotary_tables(head_size, base, scaling, max_position_embeddings, num_positions)
+    return tuple(
+        TensorEntry(name, "float32", table.shape, functools.partial(lambda values: [values], table))
+        for name, table in zip((ROTARY_COSINES, ROTARY_SINES), tables, strict=True)
+    )
+
+
+def _link(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, destination)
+
+
+def _locations(path: Path) -> dict[str, TensorLocation]:
+    return {
+        name: TensorLocation(path.name, tensor.byte_offset, tensor.num_bytes, ONNX_TYPES[tensor.dtype], tensor.shape)
+        for name, tensor in tensor_locations(path).items()
+    }
+
+
+def _join_fc_gate(locations: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
+    """Span ``mlp.fc`` and ``mlp.gate``, which the converter writes side by side, with one initializer."""
+    joined = dict(locations)
+    for name, fc in locations.items():
+        if _FC not in name:
+            continue
+        gate = locations[name.replace(_FC, _GATE)]
+        assert gate.offset == fc.offset + fc.num_bytes, "the converter writes mlp.gate right behind mlp.fc"
+        shape = (fc.shape[0] + gate.shape[0], *fc.shape[1:])
+        num_bytes = fc.num_bytes + gate.num_bytes
+        joined[name.replace(_FC, _FC_GATE)] = TensorLocation(fc.file, fc.offset, num_bytes, fc.onnx_type, shape)
+    return joined
+
+
+def _weight_entries(source: Path, weights_dtype: str, outer: tuple[str, ...]) -> list[TensorEntry]:
+    """Entries of every tensor in its engine form. Parts of one matrix stand together and are computed once."""
+    tensors = tensor_locations(source)
+
+    def read(*names: str) -> NDArray[np.float32]:
+        parts = [map_tensor(source, tensors[name]).astype(np.float32) for name in names]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    @functools.lru_cache(maxsize=1)
+    def int8(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
+        return quantize_int8_blocks(read(*names))
+
+    @functools.lru_cache(maxsize=1)
+    def int4(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
+        return quantize_int4_blocks(read(*names))
+
+    quantize_stored = {"int8": int8, "int4": int4}
+    quantize_one_row = {"int8": quantize_int8_blocks, "int4": quantize_int4_blocks}
+
+    def matrix(name: str, sources: tuple[str, ...], dtype: str) -> Iterator[TensorEntry]:
+        out, size = sum(tensors[part].shape[0] for part in sources), tensors[sources[0]].shape[1]
+        if dtype == "float32":
+            yield TensorEntry(f"{name}.weight", "float32", (out, size), lambda: [read(*sources)])
+            return
+        quantize = quantize_stored[dtype]
+        shapes = [part.shape[1:] for part in quantize_one_row[dtype](np.zeros((1, size), np.float32))]
+        for index, suffix in enumerate(_QUANTIZED_SUFFIXES[dtype]):
+            kind = "float32" if suffix == "scale" else "uint8"
+            chunks = functools.partial(lambda part: [quantize(sources)[part]], index)
+            yield TensorEntry(f"{name}.weight_{suffix}", kind, (out, *shapes[index]), chunks)
+
+    def entries() -> Iterator[TensorEntry]:
+        outer_dtype = "int8" if weights_dtype == "int4" else weights_dtype
+        for name in outer:
+            if f"{name}.weight" in tensors:
+                yield from matrix(name, (f"{name}.weight",), outer_dtype)
+        for name, tensor in tensors.items():
+            stem, kind = name.replace(_FC, _FC_GATE).rpartition(".")[::2]
+            if stem in outer or _GATE in name:
+                continue
+            sources = (name, name.replace(_FC, _GATE)) if _FC in name else (name,)
+            if kind == "weight" and len(tensor.shape) == 2:
+                yield from matrix(stem, sources, weights_dtype)
+            elif tensor.dtype == "int64":
+                yield TensorEntry(name, "int64", tensor.shape, functools.partial(_read_integers, source, name))
+            else:
+                shape = (sum(tensors[part].shape[0] for part in sources),)
+                chunks = functools.partial(lambda parts: [read(*parts)], sources)
+                yield TensorEntry(name.replace(_FC, _FC_GATE), "float32", shape, chunks)
+
+    return list(entries())
+
+
+def _read_integers(source: Path, name: str) -> list[NDArray[Any]]:
+    return [map_tensor(source, tensor_locations(source)[name])]
+
+
+def _reported(entry: TensorEntry, report: Callable[[], None]) -> TensorEntry:
+    def chunks() -> Iterator[Any]:
+        yield from entry.chunks()
+        report()
+
+    return entry._replace(chunks=chunks)

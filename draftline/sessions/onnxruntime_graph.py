@@ -1,0 +1,97 @@
+"""A graph loaded by ONNX Runtime with its paged pool: what sessions of the target and of drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.errors import ArtifactError, MissingPackageError
+
+
+class OnnxRuntimeGraph:
+    """``pool [layers, max_blocks, 2, K, S, D] float32`` is one numpy array, read in place as ``kv_pool.L``."""
+
+    def __init__(self, path: Path, num_threads: int, pool_shape: tuple[int, int, int, int, int, int]) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise MissingPackageError(
+                "engine.backend: onnxruntime", "needs the package onnxruntime", "none", "run `pip install onnxruntime`"
+            ) from None
+        state = onnxruntime.capi.onnxruntime_pybind11_state
+        self._failures = (state.Fail, state.RuntimeException, state.InvalidArgument, state.EPFail)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.enable_mem_pattern = False  # every step has other shapes
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except (*self._failures, state.NoSuchFile, state.InvalidGraph, state.InvalidProtobuf) as error:
+            raise ArtifactError(
+                path, "is a graph that ONNX Runtime loads", str(error), "build the engine again"
+            ) from error
+        self._check_pools(path, pool_shape)
+        self.pool = np.zeros(pool_shape, np.float32)
+        self._binding = self._session.io_binding()
+        self._pool_values = [onnxruntime.OrtValue.ortvalue_from_numpy(layer) for layer in self.pool]
+        for layer, value in enumerate(self._pool_values):
+            self._binding.bind_ortvalue_input(f"kv_pool.{layer}", value)
+
+    def _check_pools(self, path: Path, pool_shape: tuple[int, int, int, int, int, int]) -> None:
+        """Raise ArtifactError unless the graph reads the pools that ``config.json`` describes."""
+        num_layers, _, *shape = pool_shape
+        described = {f"kv_pool.{layer}": shape for layer in range(num_layers)}
+        inputs = {value.name: value.shape[1:] for value in self._session.get_inputs() if "kv_pool." in value.name}
+        if inputs != described:
+            got = f"{len(inputs)} layers of {next(iter(inputs.values()), None)}"
+            rule = f"reads the pools of config.json, {len(described)} layers of {shape}"
+            raise ArtifactError(path, rule, got, "build the engine again")
+
+    def output_names(self) -> set[str]:
+        return {value.name for value in self._session.get_outputs()}
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+        """Run one forward and return the outputs ``names``.
+
+        Raises: RuntimeError for a failure inside ONNX Runtime.
+        """
+        for name, value in feeds.items():
+            self._binding.bind_cpu_input(name, value)
+        for name in names:
+            self._binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(self._binding)
+            outputs = [value.numpy() for value in self._binding.get_outputs()]
+        except self._failures as error:  # direct children of Exception
+            raise RuntimeError(f"ONNX Runtime: {error}") from error
+        finally:
+            self._binding.clear_binding_outputs()  # else the next step returns them too, or they keep their memory
+        return dict(zip(names, outputs, strict=True))
+
+    def write_rows(self, kv_rows: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Write ``rows`` of ``kv_rows [2 * layers, T, K * D]`` into ``slots`` of the pool."""
+        layers, _, _, num_heads, block_size, head_size = self.pool.shape
+        blocks, offsets = np.divmod(slots, block_size)
+        values = kv_rows.reshape(layers, 2, -1, num_heads, head_size)[:, :, rows]
+        self.pool[:, blocks, :, :, offsets] = values.transpose(2, 0, 1, 3, 4)
+
+    def close(self) -> None:
+        del self._binding, self._pool_values, self._session
+
+
+class CausalMask:
+    """Packed masks of sequences whose rows are chains, cut out of one table."""
+
+    def __init__(self, max_rows: int) -> None:
+        bits = np.tri(max_rows, -(-max_rows // 32) * 32, dtype=bool)
+        self._words = np.packbits(bits, axis=1, bitorder="little").view("<i4").astype(np.int32)
+
+    def rows(self, sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return ``[T, W] int32``: row i of a sequence may attend to its first i + 1 rows."""
+        lengths = np.diff(sequence_starts)
+        in_step = np.arange(int(sequence_starts[-1])) - np.repeat(sequence_starts[:-1], lengths)
+        return self._words[in_step, : -(-int(lengths.max()) // 32)]
