@@ -16,10 +16,6 @@ def check_runnable(pipeline: Pipeline) -> None:
     def refuse(field: str, rule: str, got: object, cure: str) -> None:
         problems.append(PipelineError(f"{pipeline.name}: {field}", rule, got, cure))
 
-    if pipeline.draft:
-        refuse(
-            "draft", "this version decodes without a draft", pipeline.draft[0].method, "remove the draft and tree blocks"
-        )
     if pipeline.engine.backend != "onnxruntime":
         refuse("engine.backend", "this version runs onnxruntime", pipeline.engine.backend, "set it to onnxruntime")
     elif pipeline.kv_cache.dtype != "float32":

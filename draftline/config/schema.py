@@ -62,7 +62,8 @@ class Target(Block):
     )
     dtype: Dtype = Field(
         "float32",
-        description="The dtype of the converted checkpoint. onnxruntime computes in float32 with any of them.",
+        description="The dtype of the converted checkpoint, and of the drafts'. onnxruntime computes in float32 with "
+        "any of them.",
     )
 
 

@@ -14,10 +14,15 @@ class BuildResult:
 
 
 def run(call: StageCall) -> BuildResult:
-    """Write ``model.onnx``, ``config.json``, the weights and the tokenizer's files."""
-    from draftline.sessions.onnxruntime_builder import build_engine
+    """Write ``model.onnx``, ``config.json``, the weights, the drafts and the tokenizer's files."""
+    from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
+    from draftline.stages.drafts import acceptance, draft_checkpoint, tree_shape
 
     engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
+    drafts = [
+        DraftSource(draft.method, draft_checkpoint(call.build_directory, index) if draft.checkpoint else None)
+        for index, draft in enumerate(call.pipeline.draft)
+    ]
     build_engine(
         call.build_directory / "checkpoint",
         call.destination,
@@ -30,6 +35,9 @@ def run(call: StageCall) -> BuildResult:
         max_blocks=kv_cache.max_blocks,
         prefix_cache=kv_cache.prefix_cache,
         progress=call.advance,
+        drafts=drafts,
+        tree=tree_shape(call.pipeline),
+        acceptance=acceptance(call.pipeline),
     )
     files = [path for path in call.destination.rglob("*") if path.is_file()]
     return BuildResult(engine.weights_dtype, sum(path.stat().st_size for path in files))
@@ -40,6 +48,15 @@ STAGE = Stage(
     directory="engine",
     run=run,
     settings=(
+        "draft.method",
+        "tree.kind",
+        "tree.choices",
+        "tree.max_nodes",
+        "tree.max_depth",
+        "tree.top_k",
+        "acceptance.rule",
+        "acceptance.epsilon",
+        "acceptance.alpha",
         "engine.backend",
         "engine.weights_dtype",
         "engine.max_batch_size",

@@ -1,4 +1,4 @@
-"""check: what a converted checkpoint must be before an engine is built from it."""
+"""check: what converted checkpoints must be before an engine is built from them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
 from draftline.stages.stage import Stage, StageCall
 
 if TYPE_CHECKING:
     from draftline.checkpoints.config import CheckpointConfig
     from draftline.checkpoints.tokenizer import Tokenizer
+    from draftline.stages.check_drafts import DraftReport
 
 PLAIN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 WIDE_TEXT = "naïve café, 東京, 🙂"
-SCALED_PAST_THE_TABLE = frozenset({"linear", "dynamic", "yarn"})  # llama3 states the extended length already
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class CheckResult:
     vocab_size: int
     keeps_wide_text: bool
     has_chat_template: bool
+    drafts: tuple[DraftReport, ...]
 
 
 def run(call: StageCall) -> CheckResult:
-    """Check the limits against the model, the tokenizer against the vocabulary, and write ``report.json``."""
+    """Check the limits, the tokenizer and the drafts against the model, and write ``report.json``."""
     from draftline.checkpoints.tokenizer import load_tokenizer
     from draftline.checkpoints.trtllm import load_checkpoint_config
+    from draftline.stages.check_drafts import check_drafts
 
     checkpoint = call.build_directory / "checkpoint"
     config = load_checkpoint_config(checkpoint)
@@ -47,6 +50,7 @@ def run(call: StageCall) -> CheckResult:
         config.vocab_size,
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
+        drafts=check_drafts(call.pipeline, checkpoint, config),
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
     return result
@@ -65,11 +69,7 @@ def check_length(config: CheckpointConfig, max_seq_len: int) -> int:
 
     Raises: CheckpointError where ``max_seq_len`` is more.
     """
-    limit = config.max_position_embeddings
-    scaling = config.rotary_scaling or {}
-    if scaling.get("rope_type") in SCALED_PAST_THE_TABLE:
-        original = scaling.get("original_max_position_embeddings", limit)
-        limit = max(limit, int(original * scaling["factor"]))
+    limit = known_positions(config.max_position_embeddings, config.rotary_scaling)
     if max_seq_len > limit:
         rule = f"the model knows {limit} positions"
         cure = f"lower engine.max_seq_len to {limit}, or use a checkpoint with rope_scaling"
@@ -110,7 +110,7 @@ STAGE = Stage(
     name="check",
     directory="check",
     run=run,
-    settings=("engine.max_seq_len",),
+    settings=("engine.max_seq_len", "draft.method", "tree.max_depth"),
     needs=("convert",),
     packages=("tokenizers", "jinja2"),
     modules=("draftline.stages.check",),

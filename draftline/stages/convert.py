@@ -1,36 +1,75 @@
-"""convert: the target checkpoint in TensorRT-LLM's checkpoint format."""
+"""convert: the target checkpoint in TensorRT-LLM's checkpoint format, and those of the drafts inside its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftline.stages.stage import Stage, StageCall
 
 
 @dataclass(frozen=True)
 class ConvertResult:
+    """``draft_layers``: of each draft, 0 for one without weights."""
+
     architecture: str
     dtype: str
     num_hidden_layers: int
     hidden_size: int
     vocab_size: int
+    draft_layers: tuple[int, ...]
 
 
 def run(call: StageCall) -> ConvertResult:
-    """Write ``config.json``, ``rank0.safetensors`` and the tokenizer's files."""
+    """Write ``config.json``, ``rank0.safetensors`` and the tokenizer's files; those of draft I into ``draft-I/``."""
     from draftline.checkpoints.convert import convert_checkpoint
+    from draftline.checkpoints.drafts.convert import convert_head
+    from draftline.stages.drafts import draft_folder
 
-    config = convert_checkpoint(call.source, call.destination, call.pipeline.target.dtype, call.advance)
+    dtype = call.pipeline.target.dtype
+    advances = _split_progress(call)
+    target = convert_checkpoint(call.source, call.destination, dtype, advances[0])
+    draft_layers = []
+    for index, (draft, source) in enumerate(zip(call.pipeline.draft, call.draft_sources, strict=True)):
+        destination, advance = call.destination / draft_folder(index), advances[index + 1]
+        if source is None or draft.method == "ngram":
+            draft_layers.append(0)
+        elif draft.method == "draft_model":
+            draft_layers.append(convert_checkpoint(source, destination, dtype, advance).num_hidden_layers)
+        else:
+            draft_layers.append(convert_head(source, destination, draft.method, target, dtype, advance).num_layers)
     return ConvertResult(
-        config.architecture, config.dtype, config.num_hidden_layers, config.hidden_size, config.vocab_size
+        target.architecture,
+        target.dtype,
+        target.num_hidden_layers,
+        target.hidden_size,
+        target.vocab_size,
+        tuple(draft_layers),
     )
+
+
+def _split_progress(call: StageCall) -> list[Callable[[int, int], None]]:
+    """Return the advance functions of the target and of each draft, which have the shares that their files have."""
+    sizes = [_num_bytes(call.source), *(_num_bytes(source) if source else 0 for source in call.draft_sources)]
+
+    def share(index: int) -> Callable[[int, int], None]:
+        before = sum(sizes[:index])
+        return lambda done, total: call.advance(before + sizes[index] * done // max(total, 1), sum(sizes))
+
+    return [share(index) for index in range(len(sizes))]
+
+
+def _num_bytes(source: Path) -> int:
+    files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
+    return sum(path.stat().st_size for path in files)
 
 
 STAGE = Stage(
     name="convert",
     directory="checkpoint",
     run=run,
-    settings=("target.dtype",),
+    settings=("target.dtype", "draft.method"),
     packages=("numpy", "ml-dtypes", "tokenizers", "gguf"),
     modules=("draftline.stages.convert",),
     reads_source=True,

@@ -23,11 +23,16 @@ def stage_inputs(stage: Stage, pipeline: Pipeline) -> dict[str, str]:
     return inputs
 
 
-def source_records(source: Path, known: Mapping[str, FileRecord], hasher: FileHasher) -> dict[str, FileRecord]:
-    """Return the records of a checkpoint's files by name, hidden ones excepted. ``source`` is a file or a folder."""
+def source_records(
+    source: Path, known: Mapping[str, FileRecord], hasher: FileHasher, prefix: str = ""
+) -> dict[str, FileRecord]:
+    """Return the records of a checkpoint's files by ``prefix`` and name, hidden ones excepted.
+
+    ``source`` is a file or a folder.
+    """
     files = [source] if source.is_file() else sorted(path for path in source.iterdir() if path.is_file())
-    visible = [path for path in files if not path.name.startswith(".")]
-    return {path.name: hasher.record(path, known.get(path.name)) for path in visible}
+    visible = {f"{prefix}{path.name}": path for path in files if not path.name.startswith(".")}
+    return {name: hasher.record(path, known.get(name)) for name, path in visible.items()}
 
 
 @cache

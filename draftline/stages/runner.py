@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import draftline
-from draftline.config import Pipeline, check_runnable
+from draftline.config import Draft, Pipeline, Target, check_runnable
 from draftline.config.writing import pipeline_text
 from draftline.errors import DraftlineError
 from draftline.manifest import (
@@ -33,6 +34,8 @@ from draftline.stages.progress import Progress
 from draftline.stages.stage import Stage, StageCall
 from draftline.stages.table import STAGES
 
+Checkpointed = TypeVar("Checkpointed", Target, Draft)
+
 
 @dataclass(frozen=True)
 class StageReport:
@@ -51,6 +54,7 @@ class _Run:
 
     pipeline: Pipeline
     source: Path
+    draft_sources: tuple[Path | None, ...]
     output: Path
     hasher: FileHasher
 
@@ -71,7 +75,7 @@ def run_pipeline(
     ``root`` is the folder that relative checkpoints start from, the pipeline file's. A dry run writes nothing and says
     what a run would do. ``argv`` is recorded in the manifests.
 
-    Raises: PipelineErrors where this version cannot run the pipeline, CheckpointError where the checkpoint is absent,
+    Raises: PipelineErrors where this version cannot run the pipeline, CheckpointError where a checkpoint is absent,
     ArtifactError where ``output`` is in use or somebody else's, and whatever a stage raises; then the outputs of the
     stages before it are kept and nothing of its own is.
     """
@@ -80,7 +84,10 @@ def run_pipeline(
 
     progress = progress or Progress(quiet=True)
     source = resolve_checkpoint(pipeline.target.checkpoint, root)
-    run = _Run(pipeline, source, output, FileHasher())
+    draft_sources = tuple(
+        resolve_checkpoint(draft.checkpoint, root) if draft.checkpoint else None for draft in pipeline.draft
+    )
+    run = _Run(pipeline, source, draft_sources, output, FileHasher())
     selected = _select(stages, until)
     if dry_run:
         return _survey(run, selected)
@@ -121,6 +128,8 @@ def _inputs(run: _Run, stage: Stage, stages: Sequence[Stage]) -> tuple[dict[str,
         before = load_manifest(run.output / stage.directory)
         known: Mapping[str, FileRecord] = before.input_files if before else {}
         files = source_records(run.source, known, run.hasher)
+        for index, source in enumerate(run.draft_sources):
+            files |= source_records(source, known, run.hasher, f"draft.{index}/") if source else {}
         inputs |= {f"file {name}": record.sha256 for name, record in files.items()}
     for needed in stages:
         if needed.name in stage.needs:
@@ -144,7 +153,7 @@ def _bring_up_to_date(
     started = time.monotonic()
     with replace_directory(directory) as partial:
         with progress.follow(stage.name) as advance:
-            result = stage.run(StageCall(run.pipeline, run.source, run.output, partial, advance))
+            result = stage.run(StageCall(run.pipeline, run.source, run.draft_sources, run.output, partial, advance))
         outputs = record_outputs(partial, run.hasher)
         seconds = round(time.monotonic() - started, 3)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -167,11 +176,10 @@ def _refresh_records(directory: Path, files: Mapping[str, FileRecord], hasher: F
 
 
 def _write_reproduction(run: _Run, stage: Stage, directory: Path) -> None:
-    """Write the pipeline, with a checkpoint folder's full path, and the command that makes the stage again from it."""
-    pipeline = run.pipeline
-    if not pipeline.target.checkpoint.startswith("package:"):
-        target = pipeline.target.model_copy(update={"checkpoint": str(run.source.resolve())})
-        pipeline = pipeline.model_copy(update={"target": target})
+    """Write the pipeline, with checkpoint folders' full paths, and the command that makes the stage again from it."""
+    target = _with_full_path(run.pipeline.target, run.source)
+    drafts = tuple(map(_with_full_path, run.pipeline.draft, run.draft_sources))
+    pipeline = run.pipeline.model_copy(update={"target": target, "draft": drafts})
     (directory / PIPELINE).write_text(pipeline_text(pipeline), encoding="utf-8")
     lines = [
         "#!/bin/sh",
@@ -184,3 +192,9 @@ def _write_reproduction(run: _Run, stage: Stage, directory: Path) -> None:
     script = directory / REPRODUCE
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
     script.chmod(0o755)
+
+
+def _with_full_path(block: Checkpointed, source: Path | None) -> Checkpointed:
+    if source is None or block.checkpoint is None or block.checkpoint.startswith("package:"):
+        return block
+    return block.model_copy(update={"checkpoint": str(source.resolve())})

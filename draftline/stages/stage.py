@@ -17,11 +17,13 @@ Advance = Callable[[int, int], None]  # how much is done, of how much
 class StageCall:
     """What a stage works with: it writes into ``destination``, an empty directory beside the other stages' outputs.
 
-    ``source`` is the resolved target checkpoint; ``build_directory`` holds the outputs of earlier stages.
+    ``source`` is the resolved target checkpoint, ``draft_sources`` are those of ``pipeline.draft``, None for one
+    without weights; ``build_directory`` holds the outputs of earlier stages.
     """
 
     pipeline: Pipeline
     source: Path
+    draft_sources: tuple[Path | None, ...]
     build_directory: Path
     destination: Path
     advance: Advance
@@ -31,9 +33,10 @@ class StageCall:
 class Stage:
     """A stage and all that its output depends on.
 
-    ``settings`` are dotted fields of the pipeline, ``needs`` names earlier stages, ``packages`` distributions,
-    ``modules`` and ``shared`` (folders of ``share_path``) draftline's own code, what that imports included.
-    ``reads_source``: the files of the target checkpoint are an input. ``run`` returns a dataclass, and raises to fail.
+    ``settings`` are dotted fields of the pipeline (one of ``draft`` is that of each draft), ``needs`` names earlier
+    stages, ``packages`` distributions, ``modules`` and ``shared`` (folders of ``share_path``) draftline's own code,
+    what that imports included. ``reads_source``: the files of the target's checkpoint and of the drafts' are an input.
+    ``run`` returns a dataclass, and raises to fail.
     """
 
     name: str
@@ -47,6 +50,13 @@ class Stage:
     reads_source: bool = False
 
     def settings_of(self, pipeline: Pipeline) -> Mapping[str, object]:
-        """Return the values of ``settings``."""
-        values = pipeline.values()
-        return {name: values[name] for name in self.settings}
+        """Return the values of ``settings``; None for those of an absent block."""
+        return {name: _setting(pipeline, name) for name in self.settings}
+
+
+def _setting(pipeline: Pipeline, name: str) -> object:
+    block_name, _, key = name.rpartition(".")
+    block = getattr(pipeline, block_name) if block_name else pipeline
+    if isinstance(block, tuple):
+        return [getattr(draft, key) for draft in block]
+    return None if block is None else getattr(block, key)

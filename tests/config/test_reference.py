@@ -38,7 +38,9 @@ def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) ->
     ("overrides", "fields"),
     [
         ([], []),
-        (["draft.method=ngram"], ["draft"]),
+        (["draft.method=ngram"], []),
+        (["draft.method=eagle3", "draft.checkpoint=head"], []),
+        (["draft.method=ngram", "engine.backend=tensorrt_rtx"], ["engine.backend"]),
         (["engine.backend=tensorrt"], ["engine.backend"]),
         (["target.dtype=bfloat16", "kv_cache.dtype=bfloat16"], ["kv_cache.dtype"]),
     ],

@@ -16,6 +16,7 @@ import pytest
 
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.config import Pipeline, check_runnable
+from draftline.config.schema import BLOCKS
 from draftline.errors import CheckpointError
 from draftline.manifest import load_manifest
 from draftline.stages.check import check_heads, check_length
@@ -100,8 +101,9 @@ def test_reproduce_makes_the_same_again(build_directory: Path, tmp_path: Path) -
 
 def test_every_setting_is_read_by_a_stage() -> None:
     listed = {name for stage in STAGES for name in stage.settings}
-    unlisted = {name for name in pipeline().values() if "." in name} - listed
-    assert unlisted == {"target.checkpoint"}, "whose files count, not their place"
+    fields = {f"{name}.{key}" for name, block in BLOCKS.items() for key in block.model_fields}
+    assert fields - listed == {"target.checkpoint", "draft.checkpoint"}, "whose files count, not their place"
+    assert listed - fields == {"name"}
 
 
 @pytest.mark.parametrize(

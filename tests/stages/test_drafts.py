@@ -1,0 +1,175 @@
+"""The stages with drafts, on tiny checkpoints: what they write, refuse, and run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftline.choices import NAMED_CHOICES
+from draftline.config import Pipeline
+from draftline.errors import CheckpointError
+from draftline.manifest import load_manifest
+from draftline.sessions.engine_config import load_engine_config
+from draftline.speculation import Acceptance, TreeShape
+from draftline.stages.check_drafts import check_depth
+from draftline.stages.drafts import acceptance, tree_shape
+from draftline.stages.runner import StageReport, run_pipeline
+from tests.tiny_checkpoints import write_tiny_checkpoint
+from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
+
+DRAFTS = ("draft_model", "eagle1", "eagle3", "medusa")
+
+
+def pipeline(*methods: str, max_seq_len: int = 256, **blocks: Any) -> Pipeline:
+    drafts = [{"method": method} | ({} if method == "ngram" else {"checkpoint": method}) for method in methods]
+    return Pipeline.model_validate(
+        {
+            "name": "tiny",
+            "target": {"checkpoint": "model"},
+            "draft": drafts or None,
+            "engine": {"max_seq_len": max_seq_len},
+            "kv_cache": {"max_blocks": 64},
+            **({"tree": {"max_depth": 3}} if drafts else {}),
+            **blocks,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    model = write_tiny_checkpoint(root / "model", num_layers=3)
+    write_tiny_checkpoint(root / "draft_model", num_layers=1, seed=1, max_position_embeddings=128)
+    write_tiny_eagle1(root / "eagle1", model)
+    write_tiny_eagle3(root / "eagle3", model, captured_layers=(0, 1, 2))
+    write_tiny_medusa(root / "medusa", model, num_heads=3)
+    return root
+
+
+def run(root: Path, build: Path, wanted: Pipeline, until: str = "build") -> list[StageReport]:
+    return run_pipeline(wanted, build, root=root, until=until)
+
+
+def ran(reports: list[StageReport]) -> dict[str, str]:
+    return {report.stage: report.reason for report in reports if report.reason is not None}
+
+
+def test_all_drafts_of_a_list_are_built(root: Path, tmp_path: Path) -> None:
+    wanted = pipeline("ngram", *DRAFTS, acceptance={"rule": "typical"})
+    run(root, tmp_path / "build", wanted)
+    config = load_engine_config(tmp_path / "build" / "engine")
+    assert [draft.method for draft in config.drafts] == ["ngram", *DRAFTS]
+    assert config.tree == TreeShape("auto", 16, 3, 4)
+    assert config.acceptance == Acceptance("typical", 0.09, 0.3)
+    folders = sorted(path.name for path in (tmp_path / "build" / "checkpoint").iterdir() if path.is_dir())
+    assert folders == ["draft-1", "draft-2", "draft-3", "draft-4"]
+    report = json.loads((tmp_path / "build" / "check" / "report.json").read_text())
+    assert [(draft["method"], draft["max_position_embeddings"]) for draft in report["drafts"]] == [
+        ("ngram", None),
+        ("draft_model", 128),
+        ("eagle1", 512),
+        ("eagle3", 512),
+        ("medusa", None),
+    ]
+    assert [draft["drafts_to_the_end"] for draft in report["drafts"]] == [True, False, True, True, True]
+    manifest = load_manifest(tmp_path / "build" / "checkpoint")
+    assert manifest is not None
+    assert manifest.result["draft_layers"] == [0, 1, 1, 1, 1]
+    assert {"file config.json", "file draft.1/config.json", "file draft.4/config.json"} <= set(manifest.inputs)
+
+
+def test_a_change_runs_what_depends_on_it(root: Path, tmp_path: Path) -> None:
+    for name in ("model", "eagle1"):
+        shutil.copytree(root / name, tmp_path / name)
+    build = tmp_path / "build"
+    assert list(ran(run(tmp_path, build, pipeline("eagle1")))) == ["convert", "check", "build"]
+    assert ran(run(tmp_path, build, pipeline("eagle1"))) == {}
+    assert ran(run(tmp_path, build, pipeline("eagle1", tree={"max_depth": 3, "top_k": 2}))) == {
+        "build": "setting tree.top_k changed from 4 to 2"
+    }
+    assert list(ran(run(tmp_path, build, pipeline("eagle1", acceptance={"rule": "typical"})))) == ["build"]
+    run(tmp_path, build, pipeline("eagle1"))
+    (tmp_path / "eagle1").rename(tmp_path / "eagle2")
+    assert ran(run(tmp_path, build, pipeline("eagle2"))) == {
+        "convert": 'setting draft.method changed from ["eagle1"] to ["eagle2"]',
+        "check": 'setting draft.method changed from ["eagle1"] to ["eagle2"]',
+        "build": 'setting draft.method changed from ["eagle1"] to ["eagle2"]',
+    }
+    config = tmp_path / "eagle2" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    reports = ran(run(tmp_path, build, pipeline("eagle2")))
+    assert reports == {"convert": "file draft.0/config.json changed"}, "its output is the same"
+    assert set(ran(run(tmp_path, build, pipeline()))) == {"convert", "check", "build"}
+    assert not (build / "checkpoint" / "draft-0").exists()
+
+
+def test_a_moved_draft_is_the_same_draft(root: Path, tmp_path: Path) -> None:
+    for name in ("model", "medusa"):
+        shutil.copytree(root / name, tmp_path / name)
+    run(tmp_path, tmp_path / "build", pipeline("medusa"), until="check")
+    (tmp_path / "medusa").rename(tmp_path / "elsewhere")
+    moved = pipeline(draft={"method": "medusa", "checkpoint": "elsewhere"}, tree={"max_depth": 3})
+    assert ran(run(tmp_path, tmp_path / "build", moved, until="check")) == {}
+
+
+def test_a_reproduction_names_the_drafts(root: Path, tmp_path: Path) -> None:
+    run(root, tmp_path / "build", pipeline("ngram", "medusa"), until="convert")
+    text = (tmp_path / "build" / "checkpoint" / "pipeline.yaml").read_text()
+    assert f"- method: medusa\n  checkpoint: {(root / 'medusa').resolve()}\n" in text
+    assert "- method: ngram\n- method" in text
+
+
+def test_a_draft_that_is_not_there(root: Path, tmp_path: Path) -> None:
+    wanted = pipeline("ngram", "eagle1", "eagle2")
+    with pytest.raises(CheckpointError, match=r"^eagle2: the checkpoint exists; got nothing at .*/eagle2; correct the"):
+        run(root, tmp_path / "build", wanted)
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_tree_deeper_than_the_heads_is_refused(root: Path, tmp_path: Path) -> None:
+    error = r"tree\.max_depth: the heads draft 3 tokens, one each; got 4; set tree\.max_depth to 3"
+    with pytest.raises(CheckpointError, match=error):
+        run(root, tmp_path / "build", pipeline("medusa", tree={"max_depth": 4}))
+    assert run(root, tmp_path / "build", pipeline("medusa", "ngram", tree={"max_depth": 4}), until="check")
+
+
+def test_depths() -> None:
+    check_depth([None, 2], 5)
+    check_depth([3], 3)
+    with pytest.raises(CheckpointError, match="got 4"):
+        check_depth([3], 4)
+
+
+def test_a_draft_model_speaks_the_targets_vocabulary(root: Path, tmp_path: Path) -> None:
+    for name in ("model", "draft_model"):
+        shutil.copytree(root / name, tmp_path / name)
+    path = tmp_path / "draft_model" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"the draft's tokenizer gives 'a' the id .*2 tokens differ"):
+        run(tmp_path, tmp_path / "build", pipeline("draft_model"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "shape"),
+    [
+        ({}, TreeShape("auto", 16, 5, 4)),
+        ({"kind": "dynamic", "top_k": 8}, TreeShape("dynamic", 16, 5, 8)),
+        ({"kind": "chain", "max_depth": 3}, TreeShape("chain", 4, 3, 1)),
+        ({"kind": "static", "choices": [[0], [0, 2]]}, TreeShape("static", 3, 2, 3, ((0,), (0, 2)))),
+        ({"kind": "static", "choices": "eagle_26"}, TreeShape("static", 26, 5, 4, NAMED_CHOICES["eagle_26"])),
+    ],
+)
+def test_the_shape_of_trees(tree: dict[str, Any], shape: TreeShape) -> None:
+    assert tree_shape(pipeline("ngram", tree=tree)) == shape
+
+
+def test_plain_decoding_has_no_tree() -> None:
+    assert tree_shape(pipeline()) is None
+    assert acceptance(pipeline()) == acceptance(pipeline("ngram")) == Acceptance()
