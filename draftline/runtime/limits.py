@@ -151,6 +151,8 @@ def _check_logit_rules(request: Request, vocab_size: int) -> None:
             sampling.min_tokens,
             "use 0 (off) or fewer tokens than max_tokens",
         )
+    if sampling.min_tokens:
+        _check_token_ids("end_ids", sorted(request.end_ids), vocab_size)
     for word in sampling.bad_words:
         if not word:
             raise RequestError("bad_words", "must hold at least one token each", "an empty word", "leave it out")

@@ -58,6 +58,10 @@ BAD = [
     ({"sampling": SamplingParameters(frequency_penalty=float("nan"))}, "frequency_penalty: .*got nan; "),
     ({"sampling": SamplingParameters(min_tokens=-1)}, "min_tokens: must lie in 0..max_tokens = 4; got -1; "),
     ({"sampling": SamplingParameters(min_tokens=5)}, "min_tokens: must lie in 0..max_tokens = 4; got 5; "),
+    (
+        {"sampling": SamplingParameters(min_tokens=1), "end_ids": frozenset([3, 100])},
+        "end_ids: token ids lie in 0..99; got 100; ",
+    ),
     ({"sampling": SamplingParameters(bad_words=((3,), ()))}, "bad_words: .*got an empty word; leave it out"),
     ({"sampling": SamplingParameters(bad_words=((3, 100),))}, "bad_words: token ids lie in 0..99; got 100; "),
     ({"sampling": SamplingParameters(logit_bias=((-1, 1.0),))}, "logit_bias: token ids lie in 0..99; got -1; "),
@@ -75,7 +79,8 @@ def test_rules_at_their_bounds_are_served() -> None:
         bad_words=((99,), (0, 99)),
         logit_bias=((0, -1e9), (99, 1e9)),
     )
-    check_request(replace(GOOD, sampling=sampling, max_draft_tokens=0), LIMITS)
+    check_request(replace(GOOD, sampling=sampling, max_draft_tokens=0, end_ids=frozenset([0, 99])), LIMITS)
+    check_request(replace(GOOD, end_ids=frozenset([100])), LIMITS)  # never drawn, and with nothing to ban no edit
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)

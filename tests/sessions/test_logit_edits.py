@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from draftline.logit_edits import BANNED, LogitEdits, edited_logits
+from draftline.draft_trees import DraftTrees
+from draftline.logit_edits import BANNED, LogitEdits, edit_logits_reference, edited_logits
+from draftline.logit_rules import LogitRules, build_edits
 from draftline.sampling import sample_reference
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
@@ -75,6 +78,53 @@ def test_each_row_is_edited_by_its_own_edits(session: OnnxRuntimeSession) -> Non
     assert result.sampled_ids.tolist() == expected
     assert result.logits is not None
     np.testing.assert_array_equal(result.logits, raw)  # unedited
+
+
+PARAMETERS: list[dict[str, Any] | None] = [
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "logit_bias": [(7, 0.5), (100, -1.0)]},
+    None,
+    {"presence_penalty": -0.4, "min_tokens": 3, "end_ids": range(3, 130), "bad_words": [(9,), (150, 151, 152)]},
+]
+
+
+def test_every_node_of_a_tree_draws_what_plain_decoding_would(session: OnnxRuntimeSession) -> None:
+    """Three texts with rules of their own; each node's path is run again as plain text, edited by the reference."""
+    random = np.random.default_rng(5)
+    prompts = [random.integers(3, 260, count).tolist() for count in (20, 6, 33)]
+    prompts[2][-1] = 150
+    texts = [Text(list(range(16 * index, 16 * index + 16))) for index in range(3)]
+    for text, prompt in zip(texts, prompts, strict=True):
+        run_text(session, text, prompt[:-1])
+    num_nodes = 14
+    trees = [[-1, *(int(random.integers(max(0, node - 5), node)) for node in range(1, num_nodes))] for _ in texts]
+    nodes = [[prompt[-1], *random.choice([*prompt, 9, 151, 152], num_nodes - 1).tolist()] for prompt in prompts]
+    nodes[2][1] = 151  # the first child of 150: what follows may not be 152
+    trees[2][1] = 0
+
+    token_ids = np.array(nodes, np.int32)
+    log_probs, sources = np.zeros(token_ids.shape, np.float32), np.zeros(token_ids.shape, np.int8)
+    drafted = DraftTrees(np.array(trees, np.int32), token_ids, log_probs, sources, np.full(len(texts), num_nodes))
+    rules = [None if its is None else LogitRules(p, **its) for p, its in zip(prompts, PARAMETERS, strict=True)]
+    num_rows = len(texts) * num_nodes
+    temperatures = np.repeat(np.array([0.0, 0.8, 0.8], np.float32), num_nodes)
+    uniforms = random.random(num_rows).astype(np.float32)
+    batch = make_batch(texts, nodes, trees)
+    edits = build_edits(rules, drafted)
+    sampled = session.forward(replace(batch, temperature=temperatures, uniform=uniforms, edits=edits)).sampled_ids
+
+    for row in range(num_rows):
+        index, node = divmod(row, num_nodes)
+        path: list[int] = []
+        while node > 0:
+            path.insert(0, nodes[index][node])
+            node = trees[index][node]
+        whole = prompts[index] + path
+        logits = run_text(session, Text(list(range(100, 116))), whole)[-1]
+        expected = edit_logits_reference(logits, whole, len(prompts[index]), **(PARAMETERS[index] or {}))
+        assert sampled[row] == sample_reference(expected, float(temperatures[row]), 0, 1.0, float(uniforms[row])), (
+            index,
+            path,
+        )
 
 
 def test_a_part_without_edits_beside_one_with(session: OnnxRuntimeSession) -> None:
