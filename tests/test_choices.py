@@ -4,7 +4,7 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.choices
@@ -24,6 +24,7 @@ def choices(draw: st.DrawFn) -> list[Path]:
     return draw(st.permutations(sorted(paths - {()})))
 
 
+@settings(deadline=None)
 @given(choices())
 def test_nodes_are_the_choices_in_order_of_depth_then_path(paths: list[Path]) -> None:
     check_choices(paths, "tree.choices")

@@ -89,6 +89,7 @@ def depth_of(trees: DraftTrees, row: int) -> list[int]:
     return position_offsets(trees.parents[row, : trees.num_nodes[row]]).tolist()
 
 
+@settings(deadline=None)
 @given(draft_trees())
 def test_depths_and_masks_equal_those_of_one_tree(trees: DraftTrees) -> None:
     depths, masks = node_depths(trees), packed_masks(trees)
@@ -117,6 +118,7 @@ def test_masks_of_long_chains(depth: int) -> None:
     assert node_depths(trees)[0].tolist() == list(range(depth + 1))
 
 
+@settings(deadline=None)
 @given(draft_trees())
 def test_cumulative_log_probs_add_up_and_never_exceed_the_parents(trees: DraftTrees) -> None:
     total = cumulative_log_probs(trees)
@@ -157,6 +159,7 @@ def test_roots_only_may_be_wider_than_needed() -> None:
     check_padding(keep_nodes(trees, np.ones((2, 3), np.bool_)))
 
 
+@settings(deadline=None)
 @given(st.data(), draft_trees())
 def test_kept_nodes_keep_their_paths_and_order(data: st.DataObject, trees: DraftTrees) -> None:
     keep = np.zeros(trees.parents.shape, np.bool_)
@@ -192,7 +195,7 @@ def best_of(trees: DraftTrees, row: int, max_nodes: int, chain_only: bool, max_d
     return {node for _, _, node in ranked[:max_nodes]}
 
 
-@settings(max_examples=100)
+@settings(deadline=None)
 @given(st.data(), draft_trees())
 def test_the_best_nodes_are_those_of_a_sort(data: st.DataObject, trees: DraftTrees) -> None:
     count = len(trees.num_nodes)
@@ -231,7 +234,7 @@ def merged_paths(several: list[dict[Path, tuple[float, int]]]) -> dict[Path, tup
     return merged
 
 
-@settings(max_examples=100)
+@settings(deadline=None)
 @given(st.integers(1, 3).flatmap(lambda count: st.tuples(*(draft_trees(count, source) for source in range(3)))))
 def test_merging_is_the_union_of_tries(several: tuple[DraftTrees, ...]) -> None:
     before = [trees.log_probs.copy() for trees in several]

@@ -1,0 +1,149 @@
+"""Which drafted tokens become text: exact acceptance, and Medusa's typical acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.draft_trees import DraftTrees, flat_parents, node_depths
+from draftline.speculation import Acceptance
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What one step accepted.
+
+    Shapes: ``paths [B, A + 1] int64``: accepted nodes from the root (node 0) down, padded with -1, where A is the
+    largest of ``num_accepted_tokens [B] int64`` (the root and the bonus token not counted); ``bonus_ids [B] int32``:
+    the target's own token after the last accepted node.
+    """
+
+    paths: NDArray[np.int64]
+    num_accepted_tokens: NDArray[np.int64]
+    bonus_ids: NDArray[np.int32]
+
+
+def accept_exact(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> Accepted:
+    """Walk from every root while a child is the token that the target drew.
+
+    The target draws one token per position, whatever the tree; so the text is the one it would have written alone.
+
+    Shapes: ``sampled_ids [B, N]``: what the target drew after each node; ignored in padding.
+
+    >>> from draftline.draft_trees import chain_trees
+    >>> trees = chain_trees(np.int32([9]), np.int32([[5, 6, 7]]), np.zeros((1, 3), np.float32), np.array([3]), 0)
+    >>> accepted = accept_exact(trees, np.int32([[5, 6, 8, 0]]))
+    >>> accepted.paths.tolist(), accepted.num_accepted_tokens.tolist(), accepted.bonus_ids.tolist()
+    ([[0, 1, 2]], [2], [8])
+    """
+    on_path = _reached(trees, _drawn(trees, sampled_ids))
+    num_accepted = on_path.sum(axis=1) - 1
+    rows, nodes = np.nonzero(on_path)
+    # Siblings differ, so at most one node of a depth is reached, and the nodes of a path ascend.
+    paths = np.full((on_path.shape[0], int(num_accepted.max(initial=0)) + 1), -1, dtype=np.int64)
+    paths[rows, on_path.cumsum(axis=1)[rows, nodes] - 1] = nodes
+    return _accepted(paths, num_accepted, sampled_ids)
+
+
+def accept_typical(trees: DraftTrees, sampled_ids: NDArray[np.int32], is_acceptable: NDArray[np.bool_]) -> Accepted:
+    """Take the longest path of acceptable nodes, the one whose end comes first among equals. Lossy.
+
+    Source: Medusa (Cai et al., 2024), section 2.3.1. Its code prefers the most probable of the longest paths.
+
+    Shapes: ``sampled_ids [B, N]`` as in ``accept_exact``; ``is_acceptable [B, N]`` as ``acceptable_nodes`` says;
+    ignored at roots and in padding.
+    """
+    depths = node_depths(trees)
+    reached = np.where(_reached(trees, is_acceptable), depths, -1)
+    ends = reached.argmax(axis=1)
+    sequences = np.arange(ends.size)
+    num_accepted = reached[sequences, ends]
+    paths = np.full((ends.size, int(num_accepted.max(initial=0)) + 1), -1, dtype=np.int64)
+    for depth in range(paths.shape[1] - 1, -1, -1):
+        here = num_accepted >= depth
+        paths[here, depth] = ends[here]
+        ends = np.where(here, trees.parents[sequences, ends], ends)
+    return _accepted(paths, num_accepted, sampled_ids)
+
+
+def acceptable_nodes(
+    trees: DraftTrees,
+    logits: NDArray[np.float32],
+    sampled_ids: NDArray[np.int32],
+    temperature: NDArray[np.float32],
+    acceptance: Acceptance,
+) -> NDArray[np.bool_]:
+    """Find the nodes whose token is typical after their parent: ``[B, N] bool``, False at roots and in padding.
+
+    Shapes: ``logits [R, V]``: of all nodes, sequence by sequence, edited as before sampling (a banned token is never
+    typical); ``sampled_ids [B, N]``; ``temperature [B]``. In sequences of temperature 0 the acceptable token is the one
+    that the target drew, as in ``accept_exact``.
+    """
+    acceptable = _drawn(trees, sampled_ids)
+    drafted = (trees.parents >= 0) & (temperature > 0)[:, None]
+    sequences, nodes = np.nonzero(drafted)
+    first_rows = np.cumsum(trees.num_nodes) - trees.num_nodes
+    rows, row_of = np.unique(first_rows[sequences] + trees.parents[sequences, nodes], return_inverse=True)
+    row_temperature = np.repeat(temperature, trees.num_nodes)[rows]
+    acceptable[drafted] = is_typical(
+        logits[rows], row_temperature, row_of, trees.token_ids[sequences, nodes], acceptance
+    )
+    return acceptable
+
+
+def is_typical(
+    logits: NDArray[np.float32],
+    temperature: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    token_ids: NDArray[np.int32],
+    acceptance: Acceptance,
+) -> NDArray[np.bool_]:
+    """Test tokens against ``p(token) > min(epsilon, alpha * exp(-H(p)))``.
+
+    Source: Medusa, section 2.3.1; the rule of Hewitt et al., 2022, for truncating by entropy. Top-k and top-p do not
+    take part.
+
+    Shapes: ``logits [R, V]`` (-inf = impossible) and ``temperature [R]`` > 0 give R distributions; ``rows`` and
+    ``token_ids [C]`` the tokens -> ``[C] bool``.
+
+    Numerics: float64.
+
+    >>> logits = np.log(np.float32([[0.5, 0.46, 0.04]]))  # H = 0.83, so min(0.09, 0.3 * 0.43) = 0.09
+    >>> is_typical(logits, np.float32([1]), np.array([0, 0]), np.int32([1, 2]), Acceptance("typical")).tolist()
+    [True, False]
+    """
+    log_probs = logits.astype(np.float64) / temperature[:, None]
+    log_probs -= log_probs.max(axis=1, keepdims=True)
+    log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
+    probabilities = np.exp(log_probs)
+    entropy = -(probabilities * np.where(probabilities > 0, log_probs, 0.0)).sum(axis=1)
+    thresholds = np.minimum(acceptance.epsilon, acceptance.alpha * np.exp(-entropy))
+    typical: NDArray[np.bool_] = probabilities[rows, token_ids] > thresholds[rows]
+    return typical
+
+
+def _drawn(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+    # Whether a node is the token that the target drew after its parent.
+    drawn = sampled_ids.ravel()[flat_parents(trees.parents)].reshape(trees.parents.shape) == trees.token_ids
+    return drawn & (trees.parents >= 0)
+
+
+def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    # Whether a node and all its ancestors are acceptable; roots are, padding is not.
+    ancestors = flat_parents(trees.parents)
+    reached = is_acceptable & (trees.parents >= 0)
+    reached[:, 0] = True
+    flat = reached.reshape(-1)  # a view
+    while True:
+        flat &= flat[ancestors]
+        further = ancestors[ancestors]
+        if np.array_equal(further, ancestors):
+            return reached
+        ancestors = further
+
+
+def _accepted(paths: NDArray[np.int64], num_accepted: NDArray[np.int64], sampled_ids: NDArray[np.int32]) -> Accepted:
+    sequences = np.arange(num_accepted.size)
+    return Accepted(paths, num_accepted, sampled_ids[sequences, paths[sequences, num_accepted]])
