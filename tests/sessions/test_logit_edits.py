@@ -110,7 +110,9 @@ def test_every_node_of_a_tree_draws_what_plain_decoding_would(session: OnnxRunti
     uniforms = random.random(num_rows).astype(np.float32)
     batch = make_batch(texts, nodes, trees)
     edits = build_edits(rules, drafted)
-    sampled = session.forward(replace(batch, temperature=temperatures, uniform=uniforms, edits=edits)).sampled_ids
+    result = session.forward(replace(batch, temperature=temperatures, uniform=uniforms, edits=edits, wants_logits=True))
+    assert result.logits is not None
+    edited = edited_logits(result.logits, edits)
 
     for row in range(num_rows):
         index, node = divmod(row, num_nodes)
@@ -121,10 +123,9 @@ def test_every_node_of_a_tree_draws_what_plain_decoding_would(session: OnnxRunti
         whole = prompts[index] + path
         logits = run_text(session, Text(list(range(100, 116))), whole)[-1]
         expected = edit_logits_reference(logits, whole, len(prompts[index]), **(PARAMETERS[index] or {}))
-        assert sampled[row] == sample_reference(expected, float(temperatures[row]), 0, 1.0, float(uniforms[row])), (
-            index,
-            path,
-        )
+        np.testing.assert_array_equal(edited[row], expected, err_msg=f"{index} {path}")
+        drawn = sample_reference(expected, float(temperatures[row]), 0, 1.0, float(uniforms[row]))
+        assert result.sampled_ids[row] == drawn, (index, path)
 
 
 def test_a_part_without_edits_beside_one_with(session: OnnxRuntimeSession) -> None:
