@@ -63,6 +63,26 @@ def position_offsets(parents: ArrayLike) -> NDArray[np.int32]:
     return depths
 
 
+def leaf_paths(parents: ArrayLike) -> NDArray[np.int32]:
+    """List the nodes from the root to every leaf: ``[L, D + 1] int32``, padded with -1, in the order of the leaves.
+
+    Raises: as ``build_tree_mask``.
+
+    >>> leaf_paths([-1, 0, 0, 2]).tolist()
+    [[0, 1, -1], [0, 2, 3]]
+    """
+    nodes = _checked(parents)
+    depths = position_offsets(nodes)
+    ends = np.setdiff1d(np.arange(nodes.size, dtype=np.int32), nodes)
+    paths = np.full((ends.size, int(depths.max()) + 1), -1, dtype=np.int32)
+    for path, end in enumerate(ends.tolist()):
+        node = end
+        while node >= 0:
+            paths[path, depths[node]] = node
+            node = int(nodes[node])
+    return paths
+
+
 def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Pack a mask into words: column j is bit ``j % 32`` of word ``j // 32``, least significant bit first.
 

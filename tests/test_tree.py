@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import draftline.tree
 from draftline.errors import DraftlineError
-from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets, unpack_mask
+from draftline.tree import build_tree_mask, chain_parents, leaf_paths, pack_mask, position_offsets, unpack_mask
 
 
 @st.composite
@@ -57,3 +57,17 @@ def test_a_chain_is_causal() -> None:
 def test_bad_parents_are_refused(parents: list[int]) -> None:
     with pytest.raises(DraftlineError, match=r"parents\[0\] is -1"):
         build_tree_mask(parents)
+
+
+@settings(deadline=None)
+@given(trees())
+def test_leaf_paths_run_from_the_root_to_every_leaf(parents: list[int]) -> None:
+    paths = leaf_paths(parents)
+    leaves = [node for node in range(len(parents)) if node not in parents]
+    assert paths.dtype == np.int32
+    assert paths.shape == (len(leaves), int(position_offsets(parents).max()) + 1)
+    for leaf, path in zip(leaves, paths.tolist(), strict=True):
+        nodes = [node for node in path if node >= 0]
+        assert nodes + [-1] * (len(path) - len(nodes)) == path
+        assert (nodes[0], nodes[-1]) == (0, leaf)
+        assert [parents[node] for node in nodes] == [-1, *nodes[:-1]]
