@@ -133,14 +133,13 @@ def _drawn(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> NDArray[np.bool
 def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.bool_]:
     # Whether a node and all its ancestors are acceptable; roots are, padding is not.
     ancestors = flat_parents(trees.parents)
-    reached = is_acceptable & (trees.parents >= 0)
-    reached[:, 0] = True
-    flat = reached.reshape(-1)  # a view
+    reached: NDArray[np.bool_] = (is_acceptable & (trees.parents >= 0)).ravel()
+    reached[:: trees.parents.shape[1]] = True
     while True:
-        flat &= flat[ancestors]
+        reached &= reached[ancestors]
         further = ancestors[ancestors]
         if np.array_equal(further, ancestors):
-            return reached
+            return reached.reshape(trees.parents.shape)
         ancestors = further
 
 
