@@ -14,7 +14,7 @@ from draftline.checkpoints.json_object import JsonObject
 from draftline.errors import CheckpointError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_NUM_DEFAULT_LAYERS = 3
+_CHOOSE = "choose the head that was trained for this target"
 
 
 def parse_captured_layers(raw: JsonObject, target: CheckpointConfig, fc_columns: int | None) -> tuple[int, ...]:
@@ -26,14 +26,17 @@ def parse_captured_layers(raw: JsonObject, target: CheckpointConfig, fc_columns:
     Raises:
         CheckpointError: ``fc`` is not as wide as the layers are, or ids are wrong, ambiguous or wanting.
     """
-    hidden, num_layers = target.hidden_size, target.num_hidden_layers
+    num_layers, hidden = target.num_hidden_layers, target.hidden_size
+    if fc_columns is not None and (fc_columns == 0 or fc_columns % hidden):
+        rule = f"fc.weight has a multiple of the target's hidden_size ({hidden}) columns"
+        raise CheckpointError(raw.where, rule, fc_columns, _CHOOSE)
     default = (1, num_layers // 2 - 1, num_layers - 4)
     ids = _written_ids(raw)
     if ids is None:
-        num_features = _NUM_DEFAULT_LAYERS if fc_columns is None else fc_columns / hidden
-        if num_features != _NUM_DEFAULT_LAYERS or not _are_increasing(default):
+        num_features = len(default) if fc_columns is None else fc_columns // hidden
+        if num_features != len(default) or not _are_increasing(default):
             rule = f"config.json names the target's layers in {_IDS}"
-            got = f"no such key, {num_features:g} features and a target of {num_layers} layers"
+            got = f"no such key, {num_features} features and a target of {num_layers} layers"
             raise CheckpointError(raw.where, rule, got, "write the 0-based layers whose outputs the head reads")
         return default
     if not _are_increasing(ids) or ids[-1] >= num_layers:
@@ -44,7 +47,7 @@ def parse_captured_layers(raw: JsonObject, target: CheckpointConfig, fc_columns:
         raise raw.error(_IDS, rule, list(ids), f"write {list(default)} if the ids mean inputs")
     if fc_columns is not None and fc_columns != len(ids) * hidden:
         rule = f"fc.weight has {len(ids)} x {hidden} columns, a feature for each of {_IDS}"
-        raise CheckpointError(raw.where, rule, fc_columns, "choose the head that was trained for this target")
+        raise CheckpointError(raw.where, rule, fc_columns, _CHOOSE)
     return ids
 
 

@@ -49,6 +49,7 @@ _VARIANT_SWITCHES = {"norm_before_residual": False, "norm_before_fc": False, "fc
 
 _IGNORED = re.compile(r"(midlayer|layers\.\d+)\.self_attn\.rotary_emb\.inv_freq")
 _LAYOUT = "use a head in the layout of the reference implementation"
+_CHOOSE = "choose the head that was trained for this target"
 
 
 def read_eagle1(directory: Path, target: CheckpointConfig, dtype: str) -> SourceHead:
@@ -148,9 +149,6 @@ def eagle_tensors(config: HeadConfig) -> list[TargetTensor]:
     return wanted
 
 
-_CHOOSE = "choose the head that was trained for this target"
-
-
 def _parse_llama(raw: JsonObject, target: CheckpointConfig, dtype: str) -> CheckpointConfig:
     values = {key: raw.values[key] for key in _LLAMA_KEYS if key in raw.values}
     llama = parse_huggingface_config(
@@ -171,10 +169,9 @@ def _head_config(
     captured_layers: tuple[int, ...] = (),
 ) -> HeadConfig:
     qkv_bias = any(re.search(r"\.self_attn\.[qkv]_proj\.bias$", name) for name in tensors)
-    for key in ("qkv_bias", "attention_bias"):
-        if raw.get(key) is not None and raw.flag(key) != qkv_bias:
-            rule = f"{str(qkv_bias).lower()}, as the tensors of self_attn.q_proj have it"
-            raise raw.error(key, rule, raw.get(key))
+    if method == "eagle1" and raw.get("qkv_bias") is not None and raw.flag("qkv_bias") != qkv_bias:
+        rule = f"{str(qkv_bias).lower()}, as the tensors of self_attn.q_proj have it"
+        raise raw.error("qkv_bias", rule, raw.get("qkv_bias"))
     return HeadConfig(
         method=method,
         dtype=llama.dtype,

@@ -17,7 +17,8 @@ def check_same_vocabulary(
     """Check that a draft model's token ids mean what the target's mean.
 
     The tokenizers map the same tokens to the same ids, and both models have a row for each of them. Rows behind the
-    tokenizer's last id are padding, of which models of one family may have different numbers.
+    tokenizer's last id are padding, of which models of one family may have different numbers: whoever runs the draft
+    must not propose an id that the target lacks, nor feed one that the draft lacks.
 
     Raises:
         CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
@@ -26,14 +27,13 @@ def check_same_vocabulary(
     theirs = load_tokenizer(draft_tokenizer_dir).vocabulary()
     differing = {token for token, _ in ours.items() ^ theirs.items()}
     if differing:
-        token = min(differing, key=lambda token: (min(ids[token] for ids in (ours, theirs) if token in ids), token))
-        rule = f"the draft's tokenizer gives {token!r} the id {ours[token]}"
+        token = min(differing, key=lambda token: (ours.get(token, theirs.get(token, -1)), token))
+        rule = f"the draft's tokenizer gives {token!r} the id {ours.get(token)}"
         if token not in ours:
-            rule = f"the draft's tokenizer has no token {token!r}, as the target's"
+            rule = f"the draft's tokenizer has no token {token!r}, as the target's has none"
         got = f"id {theirs[token]}" if token in theirs else "no such token"
-        raise CheckpointError(
-            draft_tokenizer_dir / TOKENIZER_FILE, rule, f"{got}; {len(differing)} tokens differ", _CURE
-        )
+        got += f", one of {len(differing)} tokens that differ"
+        raise CheckpointError(draft_tokenizer_dir / TOKENIZER_FILE, rule, got, _CURE)
     num_ids = 1 + max(ours.values(), default=-1)
     for where, model in ((target_tokenizer_dir, target), (draft_tokenizer_dir, draft)):
         if model.vocab_size < num_ids:
