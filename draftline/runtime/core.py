@@ -1,17 +1,28 @@
-"""One step of the engine, without threads: schedule, forward, commit, emit."""
+"""One step of the engine, without threads: schedule, draft, verify, accept, commit, fill, emit."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from draftline.acceptance import Accepted, accept_exact
+from draftline.draft_trees import DraftTrees
+from draftline.runtime.drafters.building import PLAIN, Speculation, build_drafters
+from draftline.runtime.drafters.drafter import VerifiedStep
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.request import FinishReason, Output
 from draftline.runtime.scheduler import Scheduler
+from draftline.runtime.selection import SpeculationPolicy
 from draftline.runtime.sequence import Sequence
-from draftline.sessions.protocol import Session
+from draftline.runtime.speculation_numbers import SpeculationCounters, SpeculationNumbers
+from draftline.runtime.speculator import Speculator
+from draftline.runtime.step_builder import CommittedRows, Step
+from draftline.sampling import log_probs_of
+from draftline.sessions.protocol import Session, StepResult
 
 # What a session raises when a forward fails (DraftlineError is a ValueError). Nothing was committed then, so only the
 # running requests are lost. Anything else is a bug, and stops the engine.
@@ -41,19 +52,38 @@ class Statistics:
     num_cached_tokens: int
     num_generated_tokens: int
     num_preemptions: int
+    speculation: SpeculationNumbers
 
 
 class EngineCore:
     """Serve sequences step by step; one thread owns it. What is emitted is returned, never called back."""
 
-    def __init__(self, session: Session, limits: EngineLimits, *, prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        limits: EngineLimits,
+        *,
+        prefix_cache: bool,
+        speculation: Speculation = PLAIN,
+        policy: SpeculationPolicy | None = None,
+    ) -> None:
         self.session = session
-        self.scheduler = Scheduler(limits, prefix_cache=prefix_cache)
-        self._all_rows = np.arange(limits.max_num_tokens, dtype=np.int64)
+        self.limits = limits
+        self.scheduler = Scheduler(
+            limits,
+            prefix_cache=prefix_cache,
+            lookahead=speculation.lookahead,
+            drafters_keep_kv=speculation.keeps_kv,
+        )
+        self._speculation = speculation
+        drafters = build_drafters(speculation, self.scheduler.builder, limits.max_batch_size)
+        assert policy is not None or not drafters, "what drafts has a policy"
+        self._speculator = Speculator(drafters, speculation.shape, policy, key_chunk=session.key_chunk)
         self.num_steps = 0
         self.num_generated_tokens = 0
         self.num_requests_finished = 0
         self.num_prompt_tokens = 0
+        self._numbers = SpeculationCounters()
         self._sequences: dict[str, Sequence] = {}
 
     @property
@@ -79,30 +109,131 @@ class EngineCore:
     def step(self) -> list[Emission]:
         """Run one step and return what it emitted; an idle engine does nothing.
 
-        When the forward fails, nothing was committed by it, and every running request ends with its message.
+        When a forward fails, every running request ends with its message; what was emitted before is kept.
         """
-        scheduler = self.scheduler
-        sequences = scheduler.schedule()
-        if not sequences:
+        if self.is_idle:
             return []
-        batch, slot_mapping = scheduler.builder.build(sequences)
-        rows = self._all_rows[: slot_mapping.size]
+        emissions: list[Emission] = []
         try:
-            result = self.session.forward(batch)
-            self.session.commit(rows, slot_mapping)
+            self._run_step(emissions)
         except _FORWARD_ERRORS as error:
-            return self._end(list(scheduler.running), "error", f"forward: {error}")
-        self.num_steps += 1
-        sampled = [sequence for sequence in sequences if sequence.is_sampled]
-        scheduler.commit(sequences)
-        emissions = []
-        for sequence, token_id in zip(sampled, result.sampled_ids.tolist(), strict=True):
-            output = sequence.extend((token_id,))
-            self.num_generated_tokens += len(output.token_ids)
-            emissions.append((sequence, output))
-            if sequence.is_finished:
-                self._forget(sequence)
+            emissions += self._end(list(self.scheduler.running), "error", f"forward: {error}")
         return emissions
+
+    def _run_step(self, emissions: list[Emission]) -> None:
+        scheduler, speculator, started = self.scheduler, self._speculator, time.perf_counter()
+        decoding = scheduler.schedule_decode()
+        num_other_rows = self.limits.max_num_tokens // 2 if scheduler.has_prefill else 0
+        trees, num_drafted = speculator.draft(
+            decoding,
+            num_other_rows=num_other_rows,
+            max_rows=self.limits.max_num_tokens - num_other_rows,
+            cover_drafts=scheduler.cover_drafts,
+        )
+        prefilling = scheduler.schedule_prefill(self.limits.max_num_tokens - int(trees.num_nodes.sum()))
+        assert decoding or prefilling, "the oldest sequence always makes progress"
+        for sequence in scheduler.take_admitted():
+            speculator.join(sequence)
+        step = self._build(decoding, trees, prefilling)
+        self._count_forwards(step.decoding, speculator.take_num_forwards())
+        drafted = time.perf_counter()
+        result = self.session.forward(step.batch)
+        verified = time.perf_counter()
+        accepted = self._accept(step, result)
+        rows = scheduler.builder.committed_rows(step, accepted)
+        self.session.commit(rows.rows, rows.slots)
+        self.num_steps += 1
+        for sequence in step.sequences:
+            sequence.speculation.add_target_forward()
+        self._numbers.add_target_forward()
+
+        emissions += self._emit(step, accepted, rows, result, num_drafted)
+        self._count_committed(step, accepted)
+        filling = time.perf_counter()
+        try:
+            self._fill(step, rows, result)
+        finally:
+            for sequence in [sequence for sequence in step.sequences if sequence.is_finished]:
+                self._forget(sequence)
+        ended = time.perf_counter()
+        speculator.observe_times(
+            trees,
+            accepted,
+            draft_ms=(drafted - started + ended - filling) * 1e3,
+            verify_ms=(verified - drafted) * 1e3,
+            num_rows=len(step.batch.input_ids),
+        )
+
+    def _build(self, decoding: list[Sequence], trees: DraftTrees, prefilling: list[Sequence]) -> Step:
+        wants_logits = any(
+            sequence.request.return_log_probs or sequence.request.return_logits for sequence in (*decoding, *prefilling)
+        )
+        return self.scheduler.builder.build(decoding, trees, prefilling, wants_logits=wants_logits)
+
+    def _accept(self, step: Step, result: StepResult) -> Accepted:
+        return accept_exact(step.trees, step.by_node(result.sampled_ids))
+
+    def _emit(
+        self,
+        step: Step,
+        accepted: Accepted,
+        rows: CommittedRows,
+        result: StepResult,
+        num_drafted: NDArray[np.int64],
+    ) -> list[Emission]:
+        """Extend every sequence by what was drawn for it."""
+        emissions = []
+        paths = accepted.paths
+        path_ids = np.take_along_axis(step.trees.token_ids, np.maximum(paths, 0), axis=1)[:, 1:].tolist()
+        counts, bonus_ids = accepted.num_accepted_tokens.tolist(), accepted.bonus_ids.tolist()
+        verified, drafted = (step.trees.num_nodes - 1).tolist(), num_drafted.tolist()
+        for index, sequence in enumerate(step.decoding):
+            count = counts[index]
+            sequence.speculation.add_step(drafted[index], verified[index], count)
+            self._numbers.add_step(drafted[index], verified[index], count)
+            output = sequence.extend((*path_ids[index][:count], bonus_ids[index]), count)
+            if result.logits is not None:
+                first = int(step.batch.sequence_starts[index])
+                output = _with_logits(output, sequence, result, first + paths[index, : count + 1].astype(np.int64))
+            self._numbers.add_emitted(len(output.token_ids))
+            emissions.append((sequence, output))
+        for sequence, row in zip(step.prefilling, rows.sample_rows[len(paths) :].tolist(), strict=True):
+            if row >= 0:
+                output = sequence.extend((int(result.sampled_ids[row]),))
+                emissions.append((sequence, _with_logits(output, sequence, result, np.array([row]))))
+        self.num_generated_tokens += sum(len(output.token_ids) for _, output in emissions)
+        return emissions
+
+    def _count_committed(self, step: Step, accepted: Accepted) -> None:
+        counts = [*(accepted.num_accepted_tokens + 1).tolist(), *(s.num_scheduled for s in step.prefilling)]
+        for sequence, count in zip(step.sequences, counts, strict=True):
+            # An answer that ended inside an accepted run has fewer tokens than were committed.
+            sequence.num_committed = min(sequence.num_committed + count, sequence.num_tokens)
+            sequence.num_scheduled = 0
+
+    def _fill(self, step: Step, rows: CommittedRows, result: StepResult) -> None:
+        """Let the drafters take in what was committed, then publish the blocks that are full in every pool."""
+        is_live = np.fromiter((not sequence.is_finished for sequence in step.sequences), np.bool_, len(step.sequences))
+        if self._speculation.sources and is_live.any():
+            live, seats = step.sequences, step.seats
+            if not is_live.all():
+                live = [sequence for sequence in step.sequences if not sequence.is_finished]
+                seats, rows = seats[is_live], rows.take(is_live)
+            verified = VerifiedStep(live, seats, rows, result)
+            for drafter in self._speculator.drafters:
+                drafter.observe(verified)
+            self._count_forwards(live, self._speculator.take_num_forwards())
+        for sequence in step.sequences:
+            # The drafters do not fill the last rows of an answer, so these are not shared.
+            if not (sequence.is_finished and self._speculation.keeps_kv and sequence.max_draft_tokens):
+                sequence.num_publishable = sequence.num_committed
+        self.scheduler.publish(step.sequences)
+
+    def _count_forwards(self, sequences: list[Sequence], num_draft_forwards: int) -> None:
+        self._numbers.add_draft_forward(num_draft_forwards)
+        for sequence in sequences:
+            if sequence.max_draft_tokens:
+                sequence.speculation.add_draft_forward(num_draft_forwards)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when blocks were lost or are in two hands."""
@@ -124,6 +255,7 @@ class EngineCore:
             num_cached_tokens=self.scheduler.num_cached_tokens,
             num_generated_tokens=self.num_generated_tokens,
             num_preemptions=self.scheduler.num_preemptions,
+            speculation=self._numbers.numbers(),
         )
 
     def _end(
@@ -138,3 +270,17 @@ class EngineCore:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.request.request_id]
         self.num_requests_finished += 1
+
+
+def _with_logits(output: Output, sequence: Sequence, result: StepResult, sample_rows: NDArray[np.int64]) -> Output:
+    """Add what the request asked for about each emitted token; ``sample_rows`` drew them, and maybe some more."""
+    request = sequence.request
+    if result.logits is None or not (request.return_log_probs or request.return_logits):
+        return output
+    logits = result.logits[sample_rows[: len(output.token_ids)]]
+    token_ids = np.array(output.token_ids, dtype=np.int64)
+    return replace(
+        output,
+        log_probs=tuple(log_probs_of(logits, token_ids).tolist()) if request.return_log_probs else None,
+        logits=logits if request.return_logits else None,
+    )

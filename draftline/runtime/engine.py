@@ -9,8 +9,11 @@ from dataclasses import replace
 
 from draftline.errors import RequestError
 from draftline.runtime.core import Emission, EngineCore, Statistics
+from draftline.runtime.cost_curve import measure_cost_curve
+from draftline.runtime.drafters.building import PLAIN, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Request
+from draftline.runtime.selection import SpeculationPolicy
 from draftline.runtime.sequence import Sequence
 from draftline.sessions.protocol import Session
 
@@ -40,13 +43,20 @@ class Engine:
         max_blocks: int,
         prefix_cache: bool,
         vocab_size: int | None = None,
+        speculation: Speculation = PLAIN,
     ) -> None:
         """Start the thread. ``vocab_size`` None = token ids of prompts are not checked against the vocabulary.
+
+        An engine that drafts first measures what forwards of the target cost, by their number of rows.
 
         Raises: PipelineError when a size is below 1, or ``max_num_tokens`` below ``max_batch_size``.
         """
         self.limits = EngineLimits(max_batch_size, max_seq_len, max_num_tokens, block_size, max_blocks, vocab_size)
-        self._core = EngineCore(session, self.limits, prefix_cache=prefix_cache)
+        policy = None
+        if speculation.sources:
+            cost = measure_cost_curve(session, self.limits)
+            policy = SpeculationPolicy(speculation.shape, cost, len(speculation.sources))
+        self._core = EngineCore(session, self.limits, prefix_cache=prefix_cache, speculation=speculation, policy=policy)
         self._snapshot = self._core.statistics()
         self._wakeup = threading.Condition()
         self._commands: list[Sequence | str] = []  # in order: a sequence to add, or the id of a request to cancel

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
-from draftline.block_pool import ROOT_BLOCK, BlockPool
+from draftline.block_pool import UNDRAFTED_ROOT_BLOCK, BlockPool
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import StepBuilder
@@ -18,47 +19,80 @@ class Scheduler:
     takes the head of the waiting ones, preemption the tail of the running ones, so the oldest always makes progress.
     """
 
-    def __init__(self, limits: EngineLimits, *, prefix_cache: bool) -> None:
+    def __init__(
+        self, limits: EngineLimits, *, prefix_cache: bool, lookahead: int = 0, drafters_keep_kv: bool = False
+    ) -> None:
+        """``lookahead``: tokens behind a block that the drafters' KV in it depends on (see ``BlockPool``)."""
         self.limits = limits
-        self.pool = BlockPool(limits.max_blocks, limits.block_size, prefix_cache=prefix_cache)
+        self.pool = BlockPool(limits.max_blocks, limits.block_size, prefix_cache=prefix_cache, lookahead=lookahead)
+        self._drafters_keep_kv = drafters_keep_kv
         self.builder = StepBuilder(limits)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
+        self._admitted: list[Sequence] = []
         self._blocked_at_release = -1  # pool.num_releases when the head of the waiting ones last failed to fit
 
     def add(self, sequence: Sequence) -> None:
+        if self._drafters_keep_kv and sequence.max_draft_tokens == 0:
+            sequence.cache_root = UNDRAFTED_ROOT_BLOCK
         self.waiting.append(sequence)
 
-    def schedule(self) -> list[Sequence]:
-        """Choose the sequences of the next step and set their ``num_scheduled``; every scheduled token has a slot.
+    @property
+    def has_prefill(self) -> bool:
+        """Whether some prompt waits or is in the middle."""
+        return bool(self.waiting) or bool(self.running and self.running[-1].num_pending > 1)
 
-        One token of each decoding sequence first; what is left of ``max_num_tokens`` goes to the prompt begun before,
-        then to new sequences while they fit. Empty only when there is nothing to do.
+    def schedule_decode(self) -> list[Sequence]:
+        """Schedule the root of every sequence that decodes; a slot is found for each, if need be by preemption."""
+        scheduled: list[Sequence] = []
+        index = 0
+        while index < len(self.running):  # a preemption shortens the list, at its tail
+            sequence = self.running[index]
+            assert sequence.num_pending == 1 or sequence is self.running[-1]
+            if sequence.num_pending == 1 and self._cover_next_token(sequence):
+                sequence.num_scheduled = 1
+                scheduled.append(sequence)
+            index += 1
+        return scheduled
+
+    def cover_drafts(self, sequence: Sequence, num_draft_tokens: int) -> int:
+        """Give a decoding sequence slots for drafts behind its root, from free blocks alone; return for how many."""
+        block_size = self.limits.block_size
+        wanted = sequence.num_committed + 1 + num_draft_tokens
+        num_missing = -(-wanted // block_size) - len(sequence.block_ids)
+        if num_missing > 0:
+            self._allocate(sequence, min(num_missing, self.pool.num_free_blocks))
+        return min(num_draft_tokens, len(sequence.block_ids) * block_size - sequence.num_committed - 1)
+
+    def schedule_prefill(self, budget: int) -> list[Sequence]:
+        """Schedule at most ``budget`` prompt tokens: of the prompt begun before, then of new ones while they fit.
+
+        The next prompt is begun when the one before is done, so only the youngest sequence can be in the middle of one.
         """
-        scheduled = self._schedule_decode()
-        budget = self.limits.max_num_tokens - len(scheduled)
-        # The next prompt is begun when the one before is done, so only the youngest can be in the middle of one; and
-        # the others are fewer than max_batch_size <= max_num_tokens, so some budget is left for it.
-        if self.running and self.running[-1].num_pending > 1:
+        scheduled: list[Sequence] = []
+        if budget > 0 and self.running and self.running[-1].num_pending > 1:
             budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
         while budget > 0 and self._admit_next():
             budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
-        assert scheduled or not (self.running or self.waiting), "the oldest sequence always makes progress"
         return scheduled
 
-    def commit(self, sequences: list[Sequence]) -> None:
-        """Count the scheduled tokens as committed, and publish the blocks they filled."""
-        block_size = self.limits.block_size
+    def take_admitted(self) -> list[Sequence]:
+        """Return those who were given a seat since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def publish(self, sequences: Iterable[Sequence]) -> None:
+        """Make the full blocks of publishable tokens findable."""
+        block_size, lookahead = self.limits.block_size, self.pool.lookahead
         for sequence in sequences:
-            sequence.num_committed += sequence.num_scheduled
-            sequence.num_scheduled = 0
-            while (sequence.num_published_blocks + 1) * block_size <= sequence.num_committed:
+            num_publishable = min(sequence.num_publishable, sequence.num_tokens - lookahead)
+            while (sequence.num_published_blocks + 1) * block_size <= num_publishable:
                 index = sequence.num_published_blocks
                 block_id = sequence.block_ids[index]
-                parent = sequence.block_ids[index - 1] if index else ROOT_BLOCK
-                token_ids = sequence.token_ids[index * block_size : (index + 1) * block_size]
+                parent = sequence.block_ids[index - 1] if index else sequence.cache_root
+                token_ids = sequence.token_ids[index * block_size : (index + 1) * block_size + lookahead]
                 canonical = self.pool.publish(block_id, parent, token_ids)
                 if canonical != block_id:
                     self.builder.replace_block(sequence, index, canonical)
@@ -76,18 +110,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + used == total and no block is in two tables that do not share it."""
         self.pool.check_integrity([sequence.block_ids for sequence in self.running])
-
-    def _schedule_decode(self) -> list[Sequence]:
-        scheduled: list[Sequence] = []
-        index = 0
-        while index < len(self.running):  # a preemption shortens the list, at its tail
-            sequence = self.running[index]
-            assert sequence.num_pending == 1 or sequence is self.running[-1]
-            if sequence.num_pending == 1 and self._cover_next_token(sequence):
-                sequence.num_scheduled = 1
-                scheduled.append(sequence)
-            index += 1
-        return scheduled
 
     def _cover_next_token(self, sequence: Sequence) -> bool:
         """Give the sequence a slot for its next token; False when it had to give way itself."""
@@ -114,8 +136,8 @@ class Scheduler:
             return False
         sequence, block_size = self.waiting[0], self.limits.block_size
         # The last token is always computed again: its row is the one the next token is drawn from.
-        token_ids = sequence.token_ids[: sequence.num_tokens - 1]
-        shared = self.pool.find_prefix(token_ids, token_ids.size // block_size)
+        token_ids = sequence.token_ids[: sequence.num_tokens]
+        shared = self.pool.find_prefix(token_ids, (token_ids.size - 1) // block_size, sequence.cache_root)
         self.pool.acquire(shared)
         num_new_blocks = -(-sequence.num_tokens // block_size) - len(shared)
         if num_new_blocks + len(self.running) > self.pool.num_free_blocks:
@@ -124,10 +146,11 @@ class Scheduler:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
+        self._admitted.append(sequence)
         self.builder.take_seat(sequence)
         self.builder.append_blocks(sequence, shared)
         self._allocate(sequence, num_new_blocks)
-        sequence.num_committed = len(shared) * block_size
+        sequence.num_committed = sequence.num_publishable = len(shared) * block_size
         sequence.num_published_blocks = len(shared)
         sequence.num_reused_blocks += len(shared)
         sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or time.time_ns()
@@ -149,4 +172,5 @@ class Scheduler:
         self.pool.release(sequence.block_ids)
         self.builder.leave_seat(sequence)
         sequence.block_ids = []
-        sequence.num_committed = sequence.num_scheduled = sequence.num_published_blocks = 0
+        sequence.num_committed = sequence.num_scheduled = 0
+        sequence.num_publishable = sequence.num_published_blocks = 0

@@ -8,37 +8,45 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from draftline.block_pool import ROOT_BLOCK
 from draftline.runtime.request import FinishReason, Metrics, Output, Request
+from draftline.runtime.speculation_numbers import SpeculationCounters
 
 
 class Sequence:
     """The mutable state of one request; owned by the engine's thread.
 
     ``token_ids[:num_tokens]`` is the prompt and the answer so far. Of these, the KV of the first ``num_committed`` is
-    in the pool, and ``num_scheduled`` more are in the step being run:
+    in the pool, and ``num_scheduled`` more are in the step being run (the root of a tree counts, its drafts do not):
 
         0 ........ num_committed ........ + num_scheduled ........ num_tokens ........ prompt + max_tokens
           in pool                in step                  pending               not yet drawn
 
-    ``num_pending`` 1 means decode, more means prefill (of a prompt, or again after a preemption).
+    ``num_pending`` 1 means decode, more means prefill (of a prompt, or again after a preemption). ``num_publishable``
+    tokens have all that another sequence needs in order to share their blocks, the drafters' KV included; the blocks
+    are published below ``cache_root``.
     """
 
     __slots__ = (
         "arrival_time_ns",
         "block_ids",
+        "cache_root",
         "first_scheduled_time_ns",
         "first_token_time_ns",
         "is_finished",
         "last_token_time_ns",
+        "max_draft_tokens",
         "num_allocated_blocks",
         "num_committed",
         "num_prompt_tokens",
+        "num_publishable",
         "num_published_blocks",
         "num_reused_blocks",
         "num_scheduled",
         "num_tokens",
         "request",
         "seat",
+        "speculation",
         "token_ids",
     )
 
@@ -47,10 +55,13 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = prompt_ids.size
         self.token_ids = np.empty(prompt_ids.size + request.max_tokens, dtype=np.int32)
         self.token_ids[: prompt_ids.size] = prompt_ids
-        self.num_committed = self.num_scheduled = self.num_published_blocks = 0
+        self.num_committed = self.num_scheduled = self.num_publishable = self.num_published_blocks = 0
         self.block_ids: list[int] = []
+        self.cache_root = ROOT_BLOCK
         self.seat = -1
         self.is_finished = False
+        self.max_draft_tokens = _max_draft_tokens(request)
+        self.speculation = SpeculationCounters()
         self.num_allocated_blocks = self.num_reused_blocks = 0
         self.arrival_time_ns = arrival_time_ns
         self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
@@ -68,11 +79,12 @@ class Sequence:
         """Whether the step being run reaches the last token, so that the next one is drawn."""
         return self.num_committed + self.num_scheduled == self.num_tokens
 
-    def extend(self, sampled_ids: Iterable[int]) -> Output:
+    def extend(self, sampled_ids: Iterable[int], num_accepted_tokens: int | None = None) -> Output:
         """Append the tokens a step drew, up to the first reason to finish, and return what they emit.
 
-        The end id is neither kept nor emitted. The token that completes a stop word is kept; the text ends before the
-        word. Tokens after the finishing one are dropped.
+        The first ``num_accepted_tokens`` of them were drafted (None: the step ended a prompt). The end id is neither
+        kept nor emitted. The token that completes a stop word is kept; the text ends before the word. Tokens after the
+        finishing one are dropped.
         """
         stream, end_ids = self.request.text_stream, self.request.end_ids
         first, pieces = self.num_tokens, []
@@ -91,25 +103,54 @@ class Sequence:
             if self.num_output_tokens == self.request.max_tokens:
                 finish_reason = "max_tokens"
                 break
-        if self.num_tokens > first:
+        num_new = self.num_tokens - first
+        if num_accepted_tokens is not None:
+            self.speculation.add_emitted(num_new)
+        if num_new:
             self.last_token_time_ns = time.time_ns()
             self.first_token_time_ns = self.first_token_time_ns or self.last_token_time_ns
         if finish_reason is not None and stream is not None:
-            pieces.append(stream.finish())
-        text = None if stream is None else "".join(pieces)
-        return self._output(tuple(self.token_ids[first : self.num_tokens].tolist()), text, finish_reason, None)
+            held = stream.finish()
+            pieces = [*pieces[:-1], pieces[-1] + held] if pieces else pieces
+            text: str | None = "".join(pieces) if pieces else held
+        else:
+            text = None if stream is None else "".join(pieces)
+        return self._output(
+            tuple(self.token_ids[first : self.num_tokens].tolist()),
+            text,
+            finish_reason,
+            num_accepted_tokens=min(num_accepted_tokens or 0, num_new),
+            pieces=None if stream is None else tuple(pieces),
+        )
 
     def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:
         """Finish without a further token; text that is held back is dropped."""
         return self._output((), None if self.request.text_stream is None else "", finish_reason, error)
 
     def _output(
-        self, token_ids: tuple[int, ...], text: str | None, finish_reason: FinishReason | None, error: str | None
+        self,
+        token_ids: tuple[int, ...],
+        text: str | None,
+        finish_reason: FinishReason | None,
+        error: str | None = None,
+        *,
+        num_accepted_tokens: int = 0,
+        pieces: tuple[str, ...] | None = None,
     ) -> Output:
-        if finish_reason is None:
-            return Output(self.request.request_id, token_ids, text)
-        self.is_finished = True
-        return Output(self.request.request_id, token_ids, text, finish_reason, error, self._metrics())
+        metrics = None
+        if finish_reason is not None:
+            self.is_finished = True
+            metrics = self._metrics()
+        return Output(
+            self.request.request_id,
+            token_ids,
+            text,
+            finish_reason,
+            error,
+            metrics,
+            num_accepted_tokens,
+            pieces,
+        )
 
     def _metrics(self) -> Metrics:
         return Metrics(
@@ -122,4 +163,11 @@ class Sequence:
             kv_cache_alloc_total_blocks=self.num_allocated_blocks + self.num_reused_blocks,
             kv_cache_alloc_new_blocks=self.num_allocated_blocks,
             kv_cache_reused_blocks=self.num_reused_blocks,
+            speculation=self.speculation.numbers(),
         )
+
+
+def _max_draft_tokens(request: Request) -> int:
+    if not request.speculate:
+        return 0
+    return np.iinfo(np.int32).max if request.max_draft_tokens is None else request.max_draft_tokens

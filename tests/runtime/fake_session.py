@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from draftline.runtime.request import Request
 from draftline.sampling import uniform
-from draftline.sessions.protocol import StepBatch, StepResult
+from draftline.sessions.protocol import DraftBatch, StepBatch, StepResult
+from draftline.tree import unpack_mask
 
 
 def next_token(context: NDArray[np.int32], temperature: float, number: float, vocab_size: int) -> int:
@@ -36,10 +37,22 @@ def answer(request: Request, vocab_size: int) -> list[int]:
     return tokens[len(request.prompt_ids) :]
 
 
+def in_step_mask(batch: StepBatch | DraftBatch, sequence: int) -> NDArray[np.bool_]:
+    """Return which in-step rows of a sequence see which, ``[n, n]``."""
+    first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+    if batch.packed_mask is None:
+        return np.tri(last - first, dtype=np.bool_)
+    assert not np.any(unpack_mask(batch.packed_mask[first:last], 32 * batch.packed_mask.shape[1])[:, last - first :])
+    return unpack_mask(batch.packed_mask[first:last], last - first)
+
+
 class FakeSession:
     """Checks the runtime's side of the contract and serves ``next_token``."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int, max_num_tokens: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, vocab_size: int, max_num_tokens: int, key_chunk: int = 0
+    ) -> None:
+        self.key_chunk = key_chunk
         self.vocab_size = vocab_size
         self.max_num_tokens = max_num_tokens
         self.num_forwards = 0
@@ -50,6 +63,7 @@ class FakeSession:
         self._num_blocks = num_blocks
         self._pool = np.full((num_blocks * block_size, 2), -1, dtype=np.int32)  # (token, position) of each slot
         self._last: StepBatch | None = None
+        self.last: StepBatch | None = None  # the forward that was committed last: drafters read its features
 
     def forward(self, batch: StepBatch) -> StepResult:
         if self.failures:
@@ -71,7 +85,7 @@ class FakeSession:
         assert np.all((slots >= 0) & (slots < self._num_blocks * self._block_size))
         self._pool[slots, 0] = self._last.input_ids[rows]
         self._pool[slots, 1] = self._last.position_ids[rows]
-        self._last = None
+        self.last, self._last = self._last, None
 
     def close(self) -> None:
         pass
@@ -93,7 +107,6 @@ class FakeSession:
         assert batch.sequence_starts[0] == 0
         assert batch.sequence_starts[-1] == num_tokens
         assert np.all(np.diff(batch.sequence_starts) > 0)
-        assert batch.packed_mask is None
         assert batch.block_table.shape[0] == num_sequences
         assert np.all((batch.block_table >= -1) & (batch.block_table < self._num_blocks))
         assert np.all((batch.sample_rows >= 0) & (batch.sample_rows < num_tokens))
@@ -102,8 +115,14 @@ class FakeSession:
         for index in range(num_sequences):
             first, last = batch.sequence_starts[index : index + 2].tolist()
             context_length = int(batch.context_lengths[index])
-            expected = np.arange(context_length, context_length + last - first)
+            mask = in_step_mask(batch, index)
+            expected = context_length + mask.sum(axis=1) - 1
             assert np.array_equal(batch.position_ids[first:last], expected)
+            assert not np.any(np.triu(mask, 1)), "children stand behind their parents"
+            assert np.all(mask.diagonal())
+            branches = not np.array_equal(mask, np.tri(last - first, dtype=bool))
+            if self.key_chunk and branches:
+                assert context_length // self.key_chunk == (context_length + last - first - 1) // self.key_chunk
 
         for first in range(num_sequences):
             for second in range(first):
@@ -121,6 +140,7 @@ class FakeSession:
         assert np.all(blocks >= 0), "the block table covers the context"
         committed = self._pool[blocks * self._block_size + positions % self._block_size]
         assert np.array_equal(committed[:, 1], positions), "a slot holds another position"
-        in_step = batch.input_ids[int(batch.sequence_starts[sequence]) : row + 1]
-        context = np.concatenate([committed[:, 0], in_step])
+        first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+        ancestors = in_step_mask(batch, sequence)[row - first]
+        context = np.concatenate([committed[:, 0], batch.input_ids[first:last][ancestors]])
         return next_token(context, float(batch.temperature[index]), float(batch.uniform[index]), self.vocab_size)

@@ -342,6 +342,8 @@ def test_thousands_of_events_under_pressure(seed: int) -> None:
 class NullSession:
     """An engine that takes no time."""
 
+    key_chunk = 0
+
     def forward(self, batch: StepBatch) -> StepResult:
         return StepResult(np.ones(batch.sample_rows.size, dtype=np.int32))
 

@@ -1,0 +1,60 @@
+"""What the runtime asks of a drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.draft_trees import DraftTrees
+from draftline.runtime.sequence import Sequence
+from draftline.runtime.step_builder import CommittedRows
+from draftline.sessions.protocol import StepResult
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The decoding sequences of a step, before its forward.
+
+    Shapes: ``seats``, ``contexts`` (committed tokens), ``max_depths [D] int64``; ``token_ids [D] int32``, of the roots.
+    A ``max_depths`` of 0 asks for no draft.
+    """
+
+    sequences: list[Sequence]
+    seats: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    contexts: NDArray[np.int64]
+    max_depths: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """What a step committed for the sequences that go on. ``result`` is the whole step's, indexed by sampled row."""
+
+    sequences: list[Sequence]
+    seats: NDArray[np.int64]
+    rows: CommittedRows
+    result: StepResult
+
+
+class Drafter(Protocol):
+    """Keeps what it needs by seat; a sequence that returns after a preemption takes another seat and begins anew.
+
+    ``num_forwards``: forwards of a graph of its own so far.
+    """
+
+    num_forwards: int
+
+    def join(self, sequence: Sequence) -> None:
+        """Take a sequence that was given a seat; its first ``num_committed`` tokens came from the prefix cache."""
+        ...
+
+    def propose(self, roots: Roots) -> DraftTrees:
+        """Draft a tree for every root, none deeper than its ``max_depths``; the root alone where it cannot."""
+        ...
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Take in what a step committed."""
+        ...

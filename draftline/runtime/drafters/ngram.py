@@ -1,0 +1,87 @@
+"""Drafts from the request's own text: what followed the last occurrence of its newest tokens.
+
+Source: prompt lookup decoding (Saxena, 2023). Needs no checkpoint and no session.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.draft_trees import DraftTrees, chain_trees
+from draftline.runtime.drafters.drafter import Roots, VerifiedStep
+from draftline.runtime.sequence import Sequence
+
+# How likely a copied token is right, by the length of the match: a start for the calibration.
+_PROBABILITIES = (0.0, 0.3, 0.45, 0.6, 0.7, 0.8)
+
+
+class NgramDrafter:
+    """Proposes a chain: the tokens behind the latest earlier occurrence of the longest suffix that has one.
+
+    Suffixes have ``min_length`` to ``max_length`` tokens. The index of a sequence grows with its text, so a step costs
+    the same at any length.
+    """
+
+    num_forwards = 0
+
+    def __init__(self, *, num_seats: int, max_depth: int, min_length: int, max_length: int, source: int) -> None:
+        self._lengths = range(min_length, max_length + 1)
+        self._max_depth, self._source = max_depth, source
+        self._indices = [_Index() for _ in range(num_seats)]
+
+    def join(self, sequence: Sequence) -> None:
+        self._indices[sequence.seat] = _Index()
+
+    def propose(self, roots: Roots) -> DraftTrees:
+        num_roots = len(roots.sequences)
+        token_ids = np.full((num_roots, self._max_depth), -1, dtype=np.int32)
+        log_probs = np.full((num_roots, self._max_depth), -np.inf, dtype=np.float32)
+        lengths = np.zeros(num_roots, dtype=np.int64)
+        for row, (sequence, limit) in enumerate(zip(roots.sequences, roots.max_depths.tolist(), strict=True)):
+            depth = min(limit, self._max_depth)
+            if depth == 0:
+                continue
+            text = sequence.token_ids[: sequence.num_tokens]
+            start, matched = self._indices[sequence.seat].find(text, self._lengths)
+            if matched == 0:
+                continue
+            copied = text[start : start + depth]
+            lengths[row] = copied.size
+            token_ids[row, : copied.size] = copied
+            log_probs[row, : copied.size] = _LOG_PROBABILITIES[min(matched, len(_PROBABILITIES) - 1)]
+        return chain_trees(roots.token_ids, token_ids, log_probs, lengths, self._source)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """The text is read when it is needed."""
+
+
+_LOG_PROBABILITIES = [float(np.log(max(probability, 1e-9))) for probability in _PROBABILITIES]
+
+
+class _Index:
+    """Where each n-gram of a text was last followed by something: the place of what follows."""
+
+    __slots__ = ("_next_of", "_num_indexed")
+
+    def __init__(self) -> None:
+        self._next_of: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0  # n-grams that end before this token are known
+
+    def find(self, text: NDArray[np.int32], lengths: range) -> tuple[int, int]:
+        """Return the place behind the latest earlier occurrence of the longest suffix, and its length (0 = none)."""
+        self._extend(text, lengths)
+        newest = tuple(text[-lengths[-1] :].tolist())
+        for length in reversed(lengths):
+            if length <= len(newest) and (place := self._next_of.get(newest[-length:])) is not None:
+                return place, length
+        return 0, 0
+
+    def _extend(self, text: NDArray[np.int32], lengths: range) -> None:
+        first = max(self._num_indexed - lengths[-1], 0)
+        tokens = text[first:].tolist()
+        for place in range(max(self._num_indexed, 1) - first, len(tokens)):
+            for length in lengths:
+                if length <= place:
+                    self._next_of[tuple(tokens[place - length : place])] = first + place
+        self._num_indexed = text.size

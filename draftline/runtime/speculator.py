@@ -1,0 +1,107 @@
+"""What a step drafts for the sequences that decode: all drafters' candidates, cut to what is allowed and what pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.acceptance import Accepted
+from draftline.draft_trees import DraftTrees, keep_best, keep_nodes, merge_trees, node_depths, roots_only
+from draftline.runtime.drafters.drafter import Drafter, Roots
+from draftline.runtime.selection import SpeculationPolicy
+from draftline.runtime.sequence import Sequence
+from draftline.runtime.step_builder import seats_of
+from draftline.speculation import TreeShape
+
+
+class Speculator:
+    """Asks the drafters, and cuts their trees.
+
+    ``key_chunk``: see ``Session``. A branching tree that reached over a multiple of it would be verified with other
+    rounding than plain decoding, so it is made smaller there, or a chain.
+    """
+
+    def __init__(
+        self, drafters: Many[Drafter], shape: TreeShape, policy: SpeculationPolicy | None, *, key_chunk: int
+    ) -> None:
+        assert policy is not None or not drafters, "what drafts has a policy"
+        self.drafters = drafters
+        self._num_forwards = 0
+        self._policy, self._shape, self._key_chunk = policy, shape, key_chunk
+
+    def take_num_forwards(self) -> int:
+        """Return how many forwards the drafters' graphs ran since the last call."""
+        before, self._num_forwards = self._num_forwards, sum(drafter.num_forwards for drafter in self.drafters)
+        return self._num_forwards - before
+
+    def join(self, sequence: Sequence) -> None:
+        """Take a sequence that was given a seat."""
+        for drafter in self.drafters:
+            drafter.join(sequence)
+
+    def draft(
+        self,
+        decoding: list[Sequence],
+        *,
+        num_other_rows: int,
+        max_rows: int,
+        cover_drafts: Callable[[Sequence, int], int],
+    ) -> tuple[DraftTrees, NDArray[np.int64]]:
+        """Return the trees to verify, and how many draft tokens were proposed for each ``[D] int64``.
+
+        ``max_rows`` bounds the nodes of all trees; ``num_other_rows`` are in the same forward. ``cover_drafts`` finds
+        slots for so many tokens behind the root and says for how many it could.
+        """
+        num_roots = len(decoding)
+        root_ids = np.fromiter((s.token_ids[s.num_tokens - 1] for s in decoding), np.int32, num_roots)
+        policy = self._policy
+        num_depths = policy.plan(num_roots, num_other_rows) if policy is not None and num_roots else 0
+        # The bonus token is emitted as well, so one token less may be drafted than are left to emit.
+        limits = [min(s.max_draft_tokens, s.request.max_tokens - s.num_output_tokens - 1) for s in decoding]
+        max_drafts = np.array(limits, dtype=np.int64)
+        max_depths = np.clip(max_drafts, 0, min(num_depths, self._shape.max_depth))
+        if policy is None or not np.any(max_depths > 0):
+            return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
+        contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
+        roots = Roots(decoding, seats_of(decoding), root_ids, contexts, max_depths)
+        proposed = [drafter.propose(roots) for drafter in self.drafters]
+        trees = proposed[0] if len(proposed) == 1 else merge_trees(proposed)
+        max_nodes = np.minimum(self._shape.max_nodes, max_drafts + 1)
+        chain_only = np.zeros(num_roots, dtype=np.bool_)
+        if self._key_chunk:
+            room = self._key_chunk - contexts % self._key_chunk
+            chain_only = (room <= max_depths) & (room < max_nodes)
+            max_nodes = np.where(chain_only, max_nodes, np.minimum(max_nodes, room))
+        trees = keep_best(trees, max_nodes, chain_only, max_depths)
+        num_drafted = trees.num_nodes - 1
+        trees = keep_nodes(trees, policy.select(trees, num_other_rows, max_rows))
+        return self._cover(trees, decoding, cover_drafts), num_drafted
+
+    def _cover(
+        self, trees: DraftTrees, decoding: list[Sequence], cover_drafts: Callable[[Sequence, int], int]
+    ) -> DraftTrees:
+        """Find slots for the longest path of each tree; where blocks are short, drop the depths that have none."""
+        depths = node_depths(trees)
+        wanted = depths.max(axis=1).tolist()
+        covered = [cover_drafts(s, depth) if depth > 0 else 0 for s, depth in zip(decoding, wanted, strict=True)]
+        if covered == [max(depth, 0) for depth in wanted]:
+            return trees
+        return keep_nodes(trees, (depths >= 0) & (depths <= np.array(covered)[:, None]))
+
+    def observe_times(
+        self, trees: DraftTrees, accepted: Accepted, *, draft_ms: float, verify_ms: float, num_rows: int
+    ) -> None:
+        """Tell the policy what a step accepted and took."""
+        if self._policy is not None and len(trees.num_nodes):
+            self._policy.observe(
+                trees,
+                accepted.paths.astype(np.int32),
+                accepted.num_accepted_tokens,
+                accepted.bonus_ids,
+                draft_ms=draft_ms,
+                verify_ms=verify_ms,
+                num_rows=num_rows,
+            )

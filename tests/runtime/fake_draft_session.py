@@ -1,0 +1,126 @@
+"""A drafter that knows the fake target's next token, as far as what the runtime gave it is right.
+
+It reads its context back from its own pool, as the target does: a row that was never filled, filled with another token
+or feature, or is attended by the wrong node makes it guess wrong, and a test sees the acceptance fall. A feature is
+the token it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftline.sessions.protocol import DraftBatch, DraftResult
+from tests.runtime.fake_session import FakeSession, in_step_mask, next_token
+
+
+@dataclass
+class Row:
+    """``feature``: the token at ``position`` (heads), or -1; ``token``: the row's own input."""
+
+    feature: int
+    token: int
+    position: int
+
+
+class FakeDraftSession:
+    """``is_head``: rows are (feature at p, token p + 1) at position p; else token p at position p.
+
+    ``accuracy``: share of contexts, by their hash, in which the first candidate is the target's token.
+    """
+
+    def __init__(
+        self,
+        target: FakeSession,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_candidates: int,
+        is_head: bool,
+        accuracy: float = 1.0,
+        max_positions: int = 10**6,
+    ) -> None:
+        self._target, self._is_head, self._accuracy = target, is_head, accuracy
+        self._num_candidates, self._max_positions = num_candidates, max_positions
+        self._block_size = block_size
+        self._pool = np.full((num_blocks * block_size, 3), -1, dtype=np.int64)
+        self._rows: list[Row] = []
+        self.num_forwards = 0
+
+    def forward(self, batch: DraftBatch) -> DraftResult:
+        self.num_forwards += 1
+        if batch.is_first:
+            self._rows = []
+        first_id = len(self._rows)
+        for token, position, feature_row in zip(
+            batch.input_ids.tolist(), batch.position_ids.tolist(), batch.feature_rows.tolist(), strict=True
+        ):
+            assert 0 <= position < self._max_positions
+            self._rows.append(Row(self._feature(feature_row, position, first_id), token, position))
+        new_ids = list(range(first_id, len(self._rows)))
+        owner = {row_id: index for index, row_id in enumerate(batch.row_ids.tolist())}
+        assert len(owner) == batch.row_ids.size
+        assert set(new_ids) <= set(owner)
+        token_ids, sampled = [], []
+        for index, candidate in enumerate(batch.candidate_rows.tolist()):
+            context = self._context(batch, owner[new_ids[candidate]])
+            temperature, number = float(batch.temperature[index]), float(batch.uniform[index])
+            guess = next_token(context, temperature, number, self._target.vocab_size)
+            if next_token(context, 0.0, 0.0, 1000) >= 1000 * self._accuracy:
+                guess = (guess + 1) % self._target.vocab_size
+            sampled.append(guess)
+            token_ids.append([(guess + offset) % self._target.vocab_size for offset in range(self._num_candidates)])
+        shape = (len(token_ids), self._num_candidates)
+        probabilities = np.tile(0.5 ** np.arange(1, self._num_candidates + 1), (len(token_ids), 1))
+        return DraftResult(
+            np.array(token_ids, dtype=np.int32).reshape(shape),
+            np.log(probabilities).astype(np.float32),
+            None if self._is_head else np.array(sampled, dtype=np.int32),
+        )
+
+    def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        assert row_ids.shape == slots.shape
+        assert len(set(slots.tolist())) == slots.size
+        for row_id, slot in zip(row_ids.tolist(), slots.tolist(), strict=True):
+            row = self._rows[row_id]
+            assert slot % self._block_size == row.position % self._block_size
+            self._pool[slot] = row.feature, row.token, row.position
+
+    def close(self) -> None:
+        pass
+
+    def _feature(self, feature_row: int, position: int, first_id: int) -> int:
+        if not self._is_head:
+            return -1
+        if feature_row < 0:
+            parent = self._rows[-1 - feature_row]
+            assert -1 - feature_row < first_id, "a row is fed what an earlier forward put out"
+            assert parent.position == position - 1
+            return parent.token
+        last = self._target.last
+        assert last is not None
+        assert int(last.position_ids[feature_row]) == position
+        return int(last.input_ids[feature_row])
+
+    def _context(self, batch: DraftBatch, place: int) -> NDArray[np.int32]:
+        """Return the text that an in-step row stands for, as its pool and its ancestors tell it."""
+        sequence = int(np.searchsorted(batch.sequence_starts, place, side="right")) - 1
+        first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+        positions = np.arange(int(batch.context_lengths[sequence]))
+        blocks = batch.block_table[sequence, positions // self._block_size].astype(np.int64)
+        committed = self._pool[blocks * self._block_size + positions % self._block_size].tolist()
+        seen = in_step_mask(batch, sequence)[place - first]
+        in_step = [self._rows[row_id] for row_id in batch.row_ids[first:last][seen].tolist()]
+        rows = [Row(*values) for values in committed] + in_step
+        expected = list(range(len(rows)))
+        if [row.position for row in rows] != expected:
+            return np.full(1, -1, dtype=np.int32)  # the pool is wrong: any guess
+        if self._is_head:
+            tokens = [rows[0].feature, *(row.token for row in rows)]
+            if [row.feature for row in rows] != tokens[:-1]:
+                return np.full(1, -1, dtype=np.int32)
+        else:
+            tokens = [row.token for row in rows]
+        return np.array(tokens, dtype=np.int32)
