@@ -13,7 +13,8 @@ from draftline.config.choices import TreeSize, choices_size, orphans
 class Rule:
     """``holds`` is asked with the values of ``fields``, the first of which is to blame; texts may name values.
 
-    A rule with fields of ``draft`` is asked for each draft of a list. ``draft.earlier_methods`` are those before it.
+    A rule to blame on a field of ``draft`` is asked for each draft of a list; ``draft.earlier_methods`` are those
+    before it. ``draft.methods`` are those of all drafts.
     """
 
     fields: tuple[str, ...]
@@ -110,6 +111,12 @@ RULES = (
         "remove these limits, which follow from choices",
     ),
     Rule(
+        ("tree.kind", "draft.methods"),
+        lambda kind, methods: kind != "static" or not methods or set(methods) != {"ngram"},
+        "static stands beside a draft with candidates to choose from, and ngram proposes one path",
+        "set tree.kind to auto or chain",
+    ),
+    Rule(
         ("tree.max_depth", "tree.max_nodes"),
         lambda max_depth, max_nodes: max_depth < max_nodes,
         "a path of max_depth tokens and the root fit in tree.max_nodes {1}",
@@ -128,7 +135,7 @@ def broken_rules(values: Mapping[str, Any]) -> Iterator[BrokenRule]:
     """Yield the rules that ``values`` (dotted names) break; a rule with an absent field is not asked."""
     for rule in RULES:
         for fields in _fields_asked(rule, values):
-            found = {**values, **_earlier_methods(fields, values)}
+            found = {**values, **_methods(fields, values)}
             if not all(field in found for field in fields):
                 continue
             arguments = [found[field] for field in fields]
@@ -148,12 +155,13 @@ def _draft_names(values: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] for name in values if name.startswith("draft.")))
 
 
-def _earlier_methods(fields: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
-    draft, _, key = fields[-1].rpartition(".")
-    if key != "earlier_methods":
-        return {}
+def _methods(fields: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
+    """Return what ``draft.methods`` and, for the draft to blame, ``draft.earlier_methods`` are."""
     names = _draft_names(values)
-    return {fields[-1]: tuple(values.get(f"{name}.method") for name in names[: names.index(draft)])}
+    methods = tuple(values.get(f"{name}.method") for name in names)
+    draft = fields[0].rpartition(".")[0]
+    earlier = {f"{draft}.earlier_methods": methods[: names.index(draft)]} if draft in names else {}
+    return {"draft.methods": methods, **earlier}
 
 
 def _show(field: str, value: object) -> str:

@@ -121,7 +121,7 @@ def test_broken_overrides(tmp_path: Path, overrides: list[str], expected: str) -
 
 
 RULES_OF_ONE_DRAFT = [rule for rule in RULES if "draft.earlier_methods" not in rule.fields]
-STATIC = ["draft.method=ngram", "tree.kind=static"]
+STATIC = ["draft.method=medusa", "draft.checkpoint=heads", "tree.kind=static"]
 BROKEN_RULES = [
     ["kv_cache.max_blocks=2"],
     ["engine.max_num_tokens=2"],
@@ -135,6 +135,7 @@ BROKEN_RULES = [
     STATIC,
     [*STATIC, "tree.choices=[[0], [1, 0]]"],
     [*STATIC, "tree.choices=mc_sim_7b_63", "tree.max_nodes=63"],
+    ["draft.method=ngram", "tree.kind=static", "tree.choices=eagle_26"],
     ["draft.method=ngram", "tree.max_nodes=3"],
     ["draft.method=ngram", "tree.max_nodes=1000"],
 ]

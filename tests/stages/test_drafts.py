@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from draftline.choices import NAMED_CHOICES
-from draftline.config import Pipeline
+from draftline.config import Pipeline, load_pipeline
 from draftline.errors import CheckpointError
 from draftline.manifest import load_manifest
 from draftline.sessions.engine_config import load_engine_config
 from draftline.speculation import Acceptance, TreeShape
+from draftline.stages import convert
 from draftline.stages.check_drafts import check_depth
 from draftline.stages.drafts import acceptance, tree_shape
 from draftline.stages.runner import StageReport, run_pipeline
+from draftline.stages.stage import StageCall
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
 
@@ -152,7 +154,7 @@ def test_a_draft_model_speaks_the_targets_vocabulary(root: Path, tmp_path: Path)
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     path.write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match=r"the draft's tokenizer gives 'a' the id .*2 tokens differ"):
+    with pytest.raises(CheckpointError, match=r"the draft's tokenizer gives 'a' the id "):
         run(tmp_path, tmp_path / "build", pipeline("draft_model"))
 
 
@@ -167,9 +169,41 @@ def test_a_draft_model_speaks_the_targets_vocabulary(root: Path, tmp_path: Path)
     ],
 )
 def test_the_shape_of_trees(tree: dict[str, Any], shape: TreeShape) -> None:
-    assert tree_shape(pipeline("ngram", tree=tree)) == shape
+    assert tree_shape(pipeline("ngram", "medusa", tree=tree)) == shape
 
 
 def test_plain_decoding_has_no_tree() -> None:
     assert tree_shape(pipeline()) is None
     assert acceptance(pipeline()) == acceptance(pipeline("ngram")) == Acceptance()
+
+
+def test_a_reproduction_makes_the_same_drafts(root: Path, tmp_path: Path) -> None:
+    run(root, tmp_path / "build", pipeline("eagle3", "draft_model"))
+    again = load_pipeline(tmp_path / "build" / "engine" / "pipeline.yaml")
+    run(tmp_path, tmp_path / "again", again)
+    for folder in ("checkpoint", "check", "engine"):
+        first, second = (load_manifest(tmp_path / build / folder) for build in ("build", "again"))
+        assert first is not None
+        assert second is not None
+        assert first.outputs_sha256() == second.outputs_sha256()
+
+
+def test_progress_goes_from_the_target_through_the_drafts(root: Path, tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    sources = (None, root / "eagle1", root / "medusa")
+    wanted = pipeline("ngram", "eagle1", "medusa")
+    convert.run(StageCall(wanted, root / "model", sources, tmp_path, tmp_path, lambda *counts: done.append(counts)))
+    assert done == sorted(done)
+    assert len({total for _, total in done}) == 1
+    assert done[-1][0] == done[-1][1]
+
+
+def test_a_dry_run_tells_a_changed_draft(root: Path, tmp_path: Path) -> None:
+    for name in ("model", "medusa"):
+        shutil.copytree(root / name, tmp_path / name)
+    build = tmp_path / "build"
+    run(tmp_path, build, pipeline("medusa"), until="check")
+    config = tmp_path / "medusa" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    reports = run_pipeline(pipeline("medusa"), build, root=tmp_path, until="check", dry_run=True)
+    assert ran(reports)["convert"] == "file draft.0/config.json changed"
