@@ -127,7 +127,7 @@ def is_typical(
 def _drawn(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
     # Whether a node is the token that the target drew after its parent.
     drawn = sampled_ids.ravel()[flat_parents(trees.parents)].reshape(trees.parents.shape) == trees.token_ids
-    return drawn & (trees.parents >= 0)
+    return np.logical_and(drawn, trees.parents >= 0)
 
 
 def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -136,7 +136,7 @@ def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.
     reached: NDArray[np.bool_] = (is_acceptable & (trees.parents >= 0)).ravel()
     reached[:: trees.parents.shape[1]] = True
     while True:
-        reached &= reached[ancestors]
+        np.logical_and(reached, reached[ancestors], out=reached)
         further = ancestors[ancestors]
         if np.array_equal(further, ancestors):
             return reached.reshape(trees.parents.shape)

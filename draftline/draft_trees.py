@@ -156,11 +156,15 @@ def cumulative_log_probs(trees: DraftTrees) -> NDArray[np.float32]:
     Numerics: float32, added from the root down, and log-probabilities above 0 (a rounding of log-softmax) count as 0.
     So a node never has more than its parent, not even in the last bit.
     """
+    return _cumulative(trees, int(node_depths(trees).max(initial=0)))
+
+
+def _cumulative(trees: DraftTrees, max_depth: int) -> NDArray[np.float32]:
     parents = flat_parents(trees.parents)
     own = np.minimum(trees.log_probs.ravel(), np.float32(0.0))
     total = own
     # After i rounds the nodes down to depth i + 1 are final: roots have 0 and are their own parents.
-    for _ in range(int(_hops(parents).max(initial=1)) - 1):
+    for _ in range(max_depth - 1):
         total = own + total[parents]
     return total.reshape(trees.parents.shape)
 
@@ -180,14 +184,17 @@ def _compacted(trees: DraftTrees, keep: Mask) -> DraftTrees:
     num_nodes = keep.sum(axis=1)
     kept = empty_trees(keep.shape[0], int(num_nodes.max(initial=1)))
     kept.num_nodes[:] = num_nodes
-    new_ids = np.cumsum(keep, axis=1, dtype=np.int32) - np.int32(1)
-    rows, columns = np.nonzero(keep)
-    places = (rows, new_ids[rows, columns])
-    parents = trees.parents[rows, columns]
-    kept.parents[places] = np.where(parents >= 0, new_ids[rows, parents], np.int32(-1))
-    kept.token_ids[places] = trees.token_ids[rows, columns]
-    kept.log_probs[places] = trees.log_probs[rows, columns]
-    kept.sources[places] = trees.sources[rows, columns]
+    new_ids = (np.cumsum(keep, axis=1, dtype=np.int32) - np.int32(1)).ravel()
+    nodes = np.flatnonzero(keep)
+    sequences, old_ids = np.divmod(nodes, keep.shape[1])
+    places = sequences * kept.parents.shape[1] + new_ids[nodes]
+    parents = trees.parents.ravel()[nodes]
+    # The place before a root's is another sequence's; it is looked at, and -1 taken instead.
+    new_parents = new_ids[nodes - old_ids + parents]
+    kept.parents.ravel()[places] = np.where(parents >= 0, new_parents, np.int32(-1))
+    kept.token_ids.ravel()[places] = trees.token_ids.ravel()[nodes]
+    kept.log_probs.ravel()[places] = trees.log_probs.ravel()[nodes]
+    kept.sources.ravel()[places] = trees.sources.ravel()[nodes]
     return kept
 
 
@@ -240,7 +247,7 @@ def keep_best(
     candidates = depths <= max_depths[:, None]
     if chain_only.any():
         candidates &= first_children(trees.parents, trees.log_probs) | ~chain_only[:, None]
-    cumulative = np.where(candidates, cumulative_log_probs(trees), np.float32(-np.inf))
+    cumulative = np.where(candidates, _cumulative(trees, int(depths.max())), np.float32(-np.inf))
     return _compacted(trees, best_nodes(cumulative, depths, max_nodes))
 
 
