@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import queue
 import threading
 import time
 import urllib.request
@@ -15,10 +14,8 @@ import tritonclient.grpc
 from tritonclient.utils import np_to_triton_dtype
 
 from draftline.errors import RequestError
-from draftline.triton.contract import ENSEMBLE_INPUTS, GENERATION_INPUTS
+from tests.triton.classic_client import ask_classically, scalars
 from tests.triton.example import SCRIPT
-
-DTYPES = {"STRING": np.object_, "BOOL": np.bool_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
 def recite(tokenizer, prompt: str, num_tokens: int) -> str:
@@ -46,39 +43,6 @@ def post_stream(server, **body: object) -> list[dict]:
     status, text = post(server, "ensemble/generate_stream", {"stream": True, **body})
     assert status == 200, text
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
-
-
-def ask_classically(server, inputs: dict, outputs=("text_output",), model="ensemble", request_id="") -> list:
-    """Ask as the clients of TensorRT-LLM do: every scalar [1, 1], a bidirectional stream, chosen outputs."""
-    answers: queue.SimpleQueue = queue.SimpleQueue()
-    tensors = []
-    for name, array in inputs.items():
-        tensor = tritonclient.grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as classic:
-        classic.start_stream(lambda result, error: answers.put((result, error)))
-        requested = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs] if outputs else None
-        classic.async_stream_infer(
-            model, tensors, outputs=requested, request_id=request_id, enable_empty_final_response=True
-        )
-        collected = []
-        while True:
-            result, error = answers.get(timeout=20)
-            if error is not None:
-                raise error
-            if result.get_response().outputs:
-                collected.append(result)
-            if result.get_response().parameters["triton_final_response"].bool_param:
-                return collected
-
-
-def scalars(**values: object) -> dict[str, np.ndarray]:
-    types = {tensor.name: DTYPES.get(tensor.datatype) for tensor in (*ENSEMBLE_INPUTS, *GENERATION_INPUTS)}
-    return {
-        name: np.array([[value.encode() if isinstance(value, str) else value]], types[name])
-        for name, value in values.items()
-    }
 
 
 def text_of(results: list) -> list[str]:
@@ -125,6 +89,73 @@ def test_reports_come_when_asked_for(server) -> None:
     assert times[0] > 1.6e18
     assert event["kv_cache_alloc_total_blocks"] >= 1
     assert event["total_draft_tokens"] == 0
+
+
+def test_pieces_join_to_the_answer_and_the_last_chunk_has_the_numbers(client, tokenizer) -> None:
+    chunks = list(client.stream_chunks("hello", max_tokens=150, return_acceptance=True))
+    assert all("".join(piece.text for piece in chunk.pieces) == chunk.text for chunk in chunks)
+    assert "".join(chunk.text for chunk in chunks) == recite(tokenizer, "hello", 150)
+    pieces, numbers = [piece for chunk in chunks for piece in chunk.pieces], chunks[-1].speculation
+    assert len(pieces) == 150
+    assert [chunk.speculation is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert sum(piece.is_draft for piece in pieces) == numbers.num_accepted_tokens > 20
+    assert numbers.num_emitted_tokens == numbers.num_accepted_tokens + numbers.num_steps == 149  # 1 is the prompt's
+    assert len(numbers.histogram) <= 5
+
+
+@pytest.mark.parametrize("given", [{"speculate": False}, {"max_draft_tokens": 0}])
+def test_a_request_may_decode_plainly_and_gets_the_same_answer(client, tokenizer, given) -> None:
+    chunks = list(client.stream_chunks("hello", max_tokens=150, return_acceptance=True, **given))
+    assert "".join(chunk.text for chunk in chunks) == recite(tokenizer, "hello", 150)
+    assert not any(piece.is_draft for chunk in chunks for piece in chunk.pieces)
+    assert (chunks[-1].speculation.num_drafted_tokens, chunks[-1].speculation.num_steps) == (0, 149)
+
+
+def test_a_cap_of_draft_tokens_holds(client) -> None:
+    chunks = list(client.stream_chunks("hello", max_tokens=150, return_acceptance=True, max_draft_tokens=2))
+    assert len(chunks[-1].speculation.histogram) == 3
+
+
+@pytest.mark.parametrize("word", ["naïve", "and then"])
+def test_a_stop_word_ends_the_answer_inside_an_accepted_run(client, tokenizer, word) -> None:
+    prompt = recite(tokenizer, "", len(tokenizer.encode(SCRIPT, add_special_tokens=False)))  # once round: drafts begin
+    given = {"max_tokens": 300, "stop_words": [word]}
+    (*_, last) = chunks = list(client.stream_chunks(prompt, return_acceptance=True, **given))
+    text = "".join(chunk.text for chunk in chunks)
+    assert text == recite(tokenizer, prompt, 300).split(word)[0]
+    assert "".join(piece.text for chunk in chunks for piece in chunk.pieces) == text
+    assert last.num_output_tokens == sum(len(chunk.pieces) for chunk in chunks)
+    assert last.speculation.num_accepted_tokens > 0
+    assert client.generate(prompt, speculate=False, **given) == text
+
+
+def test_counters_of_speculation_are_published(server, client) -> None:
+    client.generate("hello", max_tokens=5)
+    time.sleep(0.2)  # two reporting periods
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    assert "# TYPE draftline_speculation counter" in lines
+    (steps,) = [line for line in lines if line.startswith("draftline_speculation{") and 'kind="steps"' in line]
+    assert float(steps.rsplit(" ", 1)[1]) >= 4
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_log_probs_and_logits_come_for_every_token_of_the_answer(server, tokenizer, streaming) -> None:
+    ids = tokenizer.encode(SCRIPT)  # the script once: drafts are accepted from the start
+    flags = dict.fromkeys(["return_log_probs", "return_generation_logits", "exclude_input_in_output"], True)
+    inputs = scalars(input_lengths=len(ids), request_output_len=40, streaming=streaming, **flags)
+    results = ask_classically(
+        server, {**inputs, "input_ids": np.array([ids], np.int32)}, outputs=None, model="tensorrt_llm"
+    )
+    output_ids, log_probs, logits = (
+        np.concatenate([result.as_numpy(name) for result in results], axis=2)[0, 0]
+        for name in ("output_ids", "output_log_probs", "generation_logits")
+    )
+    assert logits.shape == (40, tokenizer.vocab_size)
+    assert logits.argmax(axis=1).tolist() == output_ids.tolist()
+    np.testing.assert_allclose(log_probs, 10 - np.log(np.exp(logits).sum(axis=1)), rtol=1e-4)
+    assert results[-1].as_numpy("cum_log_probs").item() == pytest.approx(log_probs.sum())
+    assert len(results) < 30 if streaming else len(results) == 1, "steps of several tokens"
 
 
 def test_stop_words_of_several_forms(server, client, tokenizer) -> None:

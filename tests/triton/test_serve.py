@@ -79,7 +79,7 @@ def test_requests_that_outlast_the_grace_end_with_an_error(build) -> None:
 
     def ask() -> None:
         try:
-            client.generate("hello", max_tokens=1900)
+            client.generate("hello", max_tokens=1900, speculate=False)
         except ServerError as error:
             errors.append(error)
 
@@ -100,7 +100,7 @@ def test_no_server_survives_a_killed_parent(build) -> None:
     process = start_serving(build, ports)
     with process, Client(f"127.0.0.1:{ports.grpc}") as client:
         models = find_model_processes(*tritonserver_pids(ports))
-        stream = client.stream("hello", max_tokens=1900)
+        stream = client.stream("hello", max_tokens=1900, speculate=False)
         next(stream)
         process.kill()
         with pytest.raises(ServerError, match=r"must answer; got UNAVAILABLE"):
