@@ -128,12 +128,12 @@ class TreeGrowth:
     def _append(self, parents: NDArray[np.int64], token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
         columns = slice(self.num_pool, self.num_pool + parents.shape[1])
         exists = (parents >= 0) & (log_probs > -np.inf)
-        own = np.where(exists, np.minimum(log_probs, np.float32(0.0)), np.float32(-np.inf))
-        self._parents[:, columns] = np.where(exists, parents, -1)
-        self._token_ids[:, columns] = np.where(exists, token_ids, -1)
-        self._log_probs[:, columns] = own
+        own = self._log_probs[:, columns]
+        np.minimum(log_probs, np.float32(0.0), out=own, where=exists)
+        np.copyto(self._parents[:, columns], parents, where=exists, casting="same_kind")
+        np.copyto(self._token_ids[:, columns], token_ids, where=exists)
+        np.copyto(self._depths[:, columns], self._depth, where=exists)
         self._cumulative[:, columns] = self._cumulative[self._sequences, parents] + own
-        self._depths[:, columns] = np.where(exists, self._depth, -1)
         self._paths[:, columns] = self._paths[self._sequences, parents]
         self._paths[:, columns, self._depth] = np.arange(columns.start, columns.stop)
         self.num_pool = columns.stop
