@@ -130,11 +130,11 @@ def check_source_tensors(
     """
     wanted = dict(source for target in targets for source in target.sources)
     missing = [name for name in wanted if name not in tensors]
-    if missing:
-        fetch = "fetch the whole checkpoint, or correct its config.json"
-        rule = f"the checkpoint has {len(wanted)} tensors"
-        raise CheckpointError(where, rule, f"without {', '.join(missing)}", fetch)
     unexpected = [name for name in tensors if name not in wanted and not is_ignored(name)]
+    if missing:
+        rule = f"the checkpoint has {len(wanted)} tensors"
+        got = f"without {', '.join(missing)}" + (f", but with {', '.join(unexpected)}" if unexpected else "")
+        raise CheckpointError(where, rule, got, "fetch the whole checkpoint, or correct its config.json")
     if unexpected:
         rule = f"the checkpoint has the tensors of {kind} and no others"
         raise CheckpointError(where, rule, f"also {', '.join(unexpected)}", cure)

@@ -99,8 +99,8 @@ def read_eagle3(directory: Path, target: CheckpointConfig, dtype: str) -> Source
     fc_columns = fc.shape[1] if fc is not None and len(fc.shape) == 2 else None
     captured_layers = parse_captured_layers(raw, target, fc_columns)
     config = _head_config("eagle3", llama, target, raw, tensors, draft_vocab_size, captured_layers)
-    _check_borrowed(config, raw)
     head = _checked(directory, config, tensors, "an EAGLE-3 head")
+    _check_borrowed(config, raw)
     offsets = read_vocabulary_offsets(tensors, config, directory)
     return SourceHead(config, head.wanted, tensors, offsets)
 

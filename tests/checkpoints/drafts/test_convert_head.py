@@ -300,7 +300,7 @@ def test_a_missing_renamed_misshaped_or_wild_tensor_is_named(
 
     others = {key: values for key, values in original.items() if key != name}
     fails_with(others, re.escape(name))
-    fails_with(others | {f"{name}.old": original[name]}, re.escape(name))
+    fails_with(others | {f"{name}.old": original[name]}, re.escape(f"{name}.old"))
     longer = np.concatenate([original[name], original[name][:1]])
     fails_with(others | {name: longer}, rf"tensor {re.escape(name)} .*shape \[{len(longer) - 1}")
     if name != "d2t":
