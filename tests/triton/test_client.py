@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import io
+import re
 
 import pytest
 
@@ -78,6 +79,22 @@ def test_the_terminal_gets_the_answer_and_stderr_the_speed(server, client, capsy
     assert generate("hello", url=url, raw=raw, show_acceptance=False, use_colour=False, out=out, max_tokens=30) == 0
     assert out.getvalue() == client.generate(prompt, max_tokens=30) + "\n"
     assert capsys.readouterr().err.startswith("30 tokens, ")
+
+
+def test_the_terminal_shows_what_was_drafted(server, client, capsys) -> None:
+    out = io.StringIO()
+    url = f"127.0.0.1:{server.ports.grpc}"
+    assert generate("hello", url=url, raw=True, show_acceptance=True, use_colour=False, out=out, max_tokens=150) == 0
+    shown = out.getvalue()
+    assert shown.count("⟦") == shown.count("⟧") > 20
+    assert shown.replace("⟦", "").replace("⟧", "") == client.generate("hello", max_tokens=150) + "\n"
+    speed, numbers = capsys.readouterr().err.splitlines()
+    assert speed.startswith("150 tokens, ")
+    assert re.fullmatch(
+        r"steps \d+, drafted \d+, accepted \d+, acceptance_length \d\.\d\d, acceptance_rate [01]\.\d\d, "
+        r"acceptance_rate_at( [01]\.\d\d){4}",
+        numbers,
+    )
 
 
 def test_speed_of_short_answers() -> None:
