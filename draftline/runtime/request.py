@@ -19,11 +19,11 @@ FinishReason = Literal["end_id", "stop_words", "max_tokens", "cancelled", "error
 class SamplingParameters:
     """``temperature`` 0 = greedy; ``top_k`` 0 = off; ``top_p`` 1 = off; ``seed`` with the position fixes every draw.
 
-    The rest changes logits before them, in every position by the tokens before it: ``logit_bias`` (token id, bias) is
-    added first; ``repetition_penalty`` (1 = off) divides positive logits of tokens that occur before, and multiplies
-    negative ones; ``presence_penalty`` and ``frequency_penalty`` (0 = off) are subtracted once, and per occurrence.
-    ``min_tokens`` bans the end ids until the answer has so many tokens; a token that would complete one of
-    ``bad_words`` (token ids each) is banned.
+    The rest changes logits before them, in every position by the tokens before it, prompt and answer: ``logit_bias``
+    (token id, bias) is added first; ``repetition_penalty`` (1 = off) divides positive logits of tokens that occur
+    before, and multiplies negative ones; ``presence_penalty`` and ``frequency_penalty`` (0 = off) are subtracted once,
+    and per occurrence. ``min_tokens`` bans the end ids until the answer has so many tokens; a token that would complete
+    one of ``bad_words`` (token ids each) is banned. Details, and what TensorRT-LLM does otherwise: ``LogitRules``.
     """
 
     temperature: float = 0.0
