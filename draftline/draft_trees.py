@@ -247,7 +247,7 @@ def keep_best(
     candidates = depths <= max_depths[:, None]
     if chain_only.any():
         candidates &= first_children(trees.parents, trees.log_probs) | ~chain_only[:, None]
-    cumulative = np.where(candidates, _cumulative(trees, int(depths.max())), np.float32(-np.inf))
+    cumulative = np.where(candidates, _cumulative(trees, int(depths.max(initial=0))), np.float32(-np.inf))
     return _compacted(trees, best_nodes(cumulative, depths, max_nodes))
 
 

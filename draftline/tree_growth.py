@@ -117,13 +117,13 @@ class TreeGrowth:
         token_ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        parents = self.frontier[:, places]
-        offered = ranks < token_ids.shape[2]
-        ranks = np.where(offered, ranks, 0)
-        taken = np.where(offered, log_probs[:, places, ranks], np.float32(-np.inf))
-        self._append(parents, token_ids[:, places, ranks], taken)
-        frontier = np.broadcast_to(next_columns, (len(self._sequences), next_columns.size))
-        self._set_frontier(np.where(self._depths[:, next_columns] >= 0, frontier, -1))
+        num_candidates = token_ids.shape[2]
+        flat = (len(self._sequences), self.frontier.shape[1] * num_candidates)
+        taken = places * num_candidates + np.minimum(ranks, num_candidates - 1)
+        taken_log_probs = log_probs.reshape(flat)[:, taken]
+        taken_log_probs[:, ranks >= num_candidates] = -np.inf
+        self._append(self.frontier[:, places], token_ids.reshape(flat)[:, taken], taken_log_probs)
+        self._set_frontier(np.where(self._depths[:, next_columns] >= 0, next_columns, -1))
 
     def _append(self, parents: NDArray[np.int64], token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
         columns = slice(self.num_pool, self.num_pool + parents.shape[1])

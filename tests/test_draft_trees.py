@@ -255,5 +255,14 @@ def test_merging_by_hand() -> None:
     assert list(read.items()) == [((), -1), ((1,), 0), ((2,), 1), ((1, 3), 0), ((2, 5), 1)]
 
 
+def test_a_batch_may_be_empty() -> None:
+    none, trees = np.zeros(0, np.int64), empty_trees(0, 3)
+    assert node_depths(trees).shape == packed_masks(trees)[..., 0].shape == cumulative_log_probs(trees).shape == (0, 3)
+    assert keep_best(trees, none, np.zeros(0, np.bool_), none).parents.shape == (0, 1)
+    assert keep_nodes(trees, np.zeros((0, 3), np.bool_)).parents.shape == (0, 1)
+    assert merge_trees([trees, trees]).parents.shape == (0, 1)
+    assert roots_only(np.zeros(0, np.int32), 3).parents.shape == (0, 3)
+
+
 def test_the_documentation_is_true() -> None:
     assert doctest.testmod(draftline.draft_trees).failed == 0
