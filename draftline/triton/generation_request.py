@@ -77,7 +77,7 @@ def _read_row(arrays: Arrays, model: ServedModel, row: int, num_rows: int) -> Ge
         streaming=bool(read_scalar(arrays, "streaming", row)),
         exclude_input_in_output=model.exclude_input_in_output if exclude_input is None else bool(exclude_input),
         speculate=True if speculate is None else bool(speculate),
-        max_draft_tokens=_read_max_draft_tokens(arrays, row),
+        max_draft_tokens=read_scalar(arrays, "max_draft_tokens", row),
         reports=Reports(
             **{field.name: bool(read_scalar(arrays, f"return_{field.name}", row)) for field in fields(Reports)}
         ),
@@ -106,13 +106,6 @@ def _read_max_tokens(arrays: Arrays, row: int) -> int:
     if max_tokens is None or max_tokens <= 0:
         raise RequestError(client_name("max_tokens"), "must be >= 1", max_tokens, "send how many tokens you want")
     return int(max_tokens)
-
-
-def _read_max_draft_tokens(arrays: Arrays, row: int) -> int | None:
-    max_draft_tokens: int | None = read_scalar(arrays, "max_draft_tokens", row)
-    if max_draft_tokens is not None and max_draft_tokens < 0:
-        raise RequestError("max_draft_tokens", "must be >= 0", max_draft_tokens, "leave it out for the pipeline's tree")
-    return max_draft_tokens
 
 
 def _read_ends(arrays: Arrays, model: ServedModel, row: int) -> tuple[frozenset[int], tuple[str, ...]]:

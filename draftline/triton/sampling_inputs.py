@@ -19,7 +19,8 @@ def read_sampling(arrays: Arrays, row: int, vocab_size: int) -> SamplingParamete
     defaults to 0. Deviation: a ``temperature`` > 0 alone samples from the full distribution, where TensorRT-LLM falls
     back to ``top_k`` 1 and ignores it.
 
-    **Raises** RequestError, by the client's name of the input, for a value that means nothing.
+    **Raises** RequestError for what the engine could not name as the client does: randomness, the form of word lists
+    and biases. The engine checks the rest.
     """
     temperature, top_k, top_p = _read_randomness(arrays, row)
     return SamplingParameters(
@@ -27,11 +28,11 @@ def read_sampling(arrays: Arrays, row: int, vocab_size: int) -> SamplingParamete
         top_k=top_k,
         top_p=top_p,
         seed=read_either(arrays, "seed", "random_seed", row) or 0,
-        repetition_penalty=_read_repetition_penalty(arrays, row),
-        presence_penalty=_read_finite(arrays, "presence_penalty", row),
-        frequency_penalty=_read_finite(arrays, "frequency_penalty", row),
-        min_tokens=_read_min_tokens(arrays, row),
-        bad_words=_read_bad_words(arrays, row, vocab_size),
+        repetition_penalty=_read_penalty(arrays, "repetition_penalty", 1.0, row),
+        presence_penalty=_read_penalty(arrays, "presence_penalty", 0.0, row),
+        frequency_penalty=_read_penalty(arrays, "frequency_penalty", 0.0, row),
+        min_tokens=read_either(arrays, "min_tokens", "min_length", row) or 0,
+        bad_words=_read_bad_words(arrays, row),
         logit_bias=_read_bias(arrays, row, vocab_size),
     )
 
@@ -53,44 +54,15 @@ def _read_randomness(arrays: Arrays, row: int) -> tuple[float, int, float]:
     return 1.0 if temperature is None else temperature, top_k or 0, top_p if has_top_p else 1.0
 
 
-def _read_repetition_penalty(arrays: Arrays, row: int) -> float:
-    penalty = read_scalar(arrays, "repetition_penalty", row)
-    if penalty is None:
-        return 1.0
-    if not (math.isfinite(penalty) and penalty > 0):
-        raise RequestError("repetition_penalty", "must be finite and > 0", penalty, "send 1 to turn it off")
-    return float(penalty)
-
-
-def _read_finite(arrays: Arrays, name: str, row: int) -> float:
+def _read_penalty(arrays: Arrays, name: str, neutral: float, row: int) -> float:
     penalty = read_scalar(arrays, name, row)
-    if penalty is None:
-        return 0.0
-    if not math.isfinite(penalty):
-        raise RequestError(name, "must be finite", penalty, "send 0 to turn it off")
-    return float(penalty)
+    return neutral if penalty is None else float(penalty)
 
 
-def _read_min_tokens(arrays: Arrays, row: int) -> int:
-    min_tokens = read_either(arrays, "min_tokens", "min_length", row)
-    if min_tokens is None:
-        return 0
-    if min_tokens < 0:
-        raise RequestError("min_tokens", "must be >= 0", min_tokens, "send 0 to turn it off")
-    return min_tokens
-
-
-def _read_bad_words(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def _read_bad_words(arrays: Arrays, row: int) -> tuple[tuple[int, ...], ...]:
     word_lists = arrays.get("bad_words_list")
-    if word_lists is None:
-        return ()
-    words = read_word_list(word_lists[row], "bad_words_list")
-    for token in (token for word in words for token in word):
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                "bad_words_list", f"ids must be from 0 to {vocab_size - 1}", token, "use the model's tokenizer"
-            )
-    return tuple(dict.fromkeys(map(tuple, words)))
+    words = [] if word_lists is None else read_word_list(word_lists[row], "bad_words_list")
+    return tuple(tuple(word) for word in words)
 
 
 def _read_bias(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -98,12 +70,12 @@ def _read_bias(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, fl
     biases = arrays.get("embedding_bias")
     if biases is None or biases.size == 0:
         return ()
-    if biases.ndim != 2 or row >= biases.shape[0] or biases.shape[1] > vocab_size:
+    if biases.shape[1] > vocab_size:
         raise RequestError(
             "embedding_bias",
-            f"must hold one row per prompt, of at most {vocab_size} values, one per token id",
-            f"shape {list(biases.shape)}",
-            "send [B, vocabulary]",
+            f"must hold at most {vocab_size} values per row, one for each token id",
+            biases.shape[1],
+            "use the model's tokenizer",
         )
     bias = biases[row]
     if not np.all(np.isfinite(bias)):
