@@ -133,14 +133,15 @@ class OnnxRuntimeDraftSession:
         forwards = np.searchsorted(self._first_ids, ids, side="right") - 1
         used = np.unique(forwards)
         if len(used) == 1:
-            return by_forward[used[0]].take(ids - self._first_ids[used[0]], axis)
+            rows: NDArray[np.float32] = by_forward[used[0]].take(ids - self._first_ids[used[0]], axis)
+            return rows
         shape = list(by_forward[0].shape)
         shape[axis] = len(ids)
         gathered = np.empty(shape, np.float32)
         for forward in used:
             chosen = np.flatnonzero(forwards == forward)
-            rows = by_forward[forward].take(ids[chosen] - self._first_ids[forward], axis)
-            gathered[(slice(None),) * axis + (chosen,)] = rows
+            chosen_rows = by_forward[forward].take(ids[chosen] - self._first_ids[forward], axis)
+            gathered[(slice(None),) * axis + (chosen,)] = chosen_rows
         return gathered
 
     def _run_part(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

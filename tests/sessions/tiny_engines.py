@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.checkpoints.convert import convert_checkpoint
-from draftline.sessions.engine_config import load_engine_config
-from draftline.sessions.onnxruntime_builder import build_engine
+from draftline.checkpoints.drafts import convert_head
+from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.sessions.engine_config import EXACT, DraftMethod, load_engine_config
+from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
+from draftline.speculation import Acceptance, TreeShape
 from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets
 
 
@@ -30,11 +33,21 @@ def build_tiny_engine(
     block_size: int = 16,
     max_blocks: int = 128,
     prefix_cache: bool = True,
+    drafts: Sequence[tuple[DraftMethod, Path | None]] = (),
+    tree: TreeShape | None = None,
+    acceptance: Acceptance = EXACT,
 ) -> Path:
-    """Convert ``checkpoint`` and build its engine below ``directory``; return the engine's folder."""
+    """Convert ``checkpoint`` and the published checkpoints of ``drafts``, and build their engine below ``directory``.
+
+    Returns the engine's folder.
+    """
     converted, engine = directory / f"converted-{dtype}", directory / f"engine-{weights_dtype}-{num_threads}"
     if not converted.exists():
         convert_checkpoint(checkpoint, converted, dtype, lambda done, total: None)
+    sources = [
+        DraftSource(method, source and convert_tiny_draft(directory, method, source, converted, dtype))
+        for method, source in drafts
+    ]
     engine.mkdir()
     build_engine(
         converted,
@@ -48,8 +61,24 @@ def build_tiny_engine(
         max_blocks=max_blocks,
         prefix_cache=prefix_cache,
         progress=lambda done, total: None,
+        drafts=sources,
+        tree=tree,
+        acceptance=acceptance,
     )
     return engine
+
+
+def convert_tiny_draft(directory: Path, method: DraftMethod, source: Path, target: Path, dtype: str) -> Path:
+    """Convert the draft checkpoint ``source`` for the converted ``target`` below ``directory``, once."""
+    destination = directory / f"converted-{method}-{source.name}-{dtype}"
+    if destination.exists():
+        return destination
+    if method == "draft_model":
+        convert_checkpoint(source, destination, dtype, lambda done, total: None)
+    else:
+        assert method != "ngram"
+        convert_head(source, destination, method, load_checkpoint_config(target), dtype, lambda done, total: None)
+    return destination
 
 
 def open_tiny_session(engine: Path) -> OnnxRuntimeSession:
