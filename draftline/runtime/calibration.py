@@ -11,7 +11,8 @@ from draftline.runtime.isotonic import fit_isotonic
 # Draft probabilities at which acceptance is estimated; in between it is interpolated.
 _KNOTS = np.array([0.0, 0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95, 1.0])
 _PRIOR_TRIALS = 1.0  # at each knot, as if so many drafts had been accepted as often as their probability says
-_MAX_TRIALS = 32.0  # at each knot and source; older ones are forgotten
+_MAX_TRIALS = 32.0  # at each knot and source; older ones are forgotten, but
+_MIN_STEPS = 8.0  # those of so many steps like the last one are remembered, however many sequences there are
 
 
 class Calibration:
@@ -40,27 +41,26 @@ class Calibration:
         estimate[(sources < 0) & (log_probs == 0.0)] = 1.0
         return estimate
 
-    def observe(self, trees: DraftTrees, emitted_ids: NDArray[np.int32]) -> int:
-        """Learn from a step, and return how many of the emitted tokens had been drafted.
+    def observe(self, trees: DraftTrees, emitted_ids: NDArray[np.int32]) -> None:
+        """Learn from a step.
 
         Shapes: ``emitted_ids [B, D + 1] int32``: the accepted draft tokens and the bonus token of every tree, padded
         with -1. The trees may hold nodes that the target never ran: the tokens say what would have become of them.
         """
         log_probs, sources, outcomes = _find_trials(trees, emitted_ids)
         if not outcomes.size:
-            return 0
+            return
         index, fraction = _places(log_probs)
         base = sources.astype(np.int64) * _KNOTS.size + index
         places, shares = np.concatenate([base, base + 1]), np.concatenate([1.0 - fraction, fraction])
         size, shape = self._trials.size, self._trials.shape
         trials = np.bincount(places, shares, minlength=size).reshape(shape)
         successes = np.bincount(places, shares * np.concatenate([outcomes, outcomes]), minlength=size).reshape(shape)
-        # Keeps trials + new ones <= _MAX_TRIALS, unless there are more new ones than that.
-        remembered = np.clip(_MAX_TRIALS - trials, 0.0, self._trials) / np.maximum(self._trials, 1e-9)
+        most = np.maximum(_MAX_TRIALS, _MIN_STEPS * trials)
+        remembered = np.minimum((most - trials) / np.maximum(self._trials, 1e-9), 1.0)
         self._trials = self._trials * remembered + trials
         self._successes = self._successes * remembered + successes
         self._refit()
-        return int(outcomes.sum())
 
     def _refit(self) -> None:
         weights = self._trials + _PRIOR_TRIALS

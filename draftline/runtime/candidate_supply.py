@@ -22,12 +22,12 @@ class CandidateSupply:
         self._max_depth = max_depth
         # [0]: candidates, [1]: expected accepted tokens; the first bin holds probabilities near 1.
         self._supply = np.zeros((2, max_depth, _NUM_BINS))
-        self._is_known = np.zeros(max_depth, np.bool_)
+        self._num_observed = np.zeros(max_depth, np.int64)
 
     @property
     def is_known(self) -> bool:
         """Whether every depth was drafted at least once."""
-        return bool(self._is_known.all())
+        return bool(self._num_observed.all())
 
     def observe(
         self,
@@ -50,10 +50,11 @@ class CandidateSupply:
         tokens = np.bincount(places[within], acceptance[within], minlength=size)
         new = np.stack([counts, tokens]).reshape(self._supply.shape) / num_sequences
         weight = min(1.0 - (1.0 - _RATE) ** num_steps, _MAX_WEIGHT)
-        weights = np.where(self._is_known, weight, 1.0)
+        # The first trees are told from what the draft believes of itself: they are soon overruled, 1, 2/3, 1/2, 2/5.
+        weights = np.maximum(2.0 / (2.0 + self._num_observed), weight)
         weights[drafted_depth:] = 0.0
         self._supply += weights[:, None] * (new - self._supply)
-        self._is_known[:drafted_depth] = True
+        self._num_observed[:drafted_depth] += 1
 
     def totals(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return draft nodes and expected accepted tokens per sequence of the best choices: two ``[D, bins]`` arrays.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 _FIRST_INTERVAL = 8
 _MAX_INTERVAL = 64
-_SUCCESS_DIVISOR = 4
-_SHARE = 0.02  # of the time, that probes may take where nothing comes of them
+_SHARE = 0.015  # of the time, that probes may take where nothing comes of them
 
 
 class ProbeTimer:
-    """Count steps between probes: more after each that failed, 8, 16, 32, 64; fewer at once when one succeeds.
+    """Count steps between probes: more after each that failed, 8, 16, 32, 64; fewer at once when they succeed.
 
     Costs are in units of the step that a probe takes the place of. What costs more than its share even at the longest
     interval is probed more rarely.
@@ -18,6 +17,7 @@ class ProbeTimer:
     def __init__(self) -> None:
         self._interval = _FIRST_INTERVAL
         self._num_steps = 0
+        self._mean_gain = 0.0
 
     def num_affordable(self, cost: float) -> int:
         """Return how many forwards of this cost a probe may have at the longest interval; at least one."""
@@ -32,11 +32,18 @@ class ProbeTimer:
         self._num_steps = 0
         return True
 
-    def settle(self, has_paid: bool) -> None:
-        """Take note of how the last probe went."""
-        self._interval = (
-            self._interval // _SUCCESS_DIVISOR if has_paid else min(max(2 * self._interval, 1), _MAX_INTERVAL)
-        )
+    def settle(self, gain: float) -> None:
+        """Take note of what the last probe gained over the step it replaced; negative = lost.
+
+        One success among failures says little where a probe costs much: the mean of the last ones decides.
+        """
+        self._mean_gain = (self._mean_gain + gain) / 2
+        if self._mean_gain > 0:
+            self._interval //= 4
+        elif gain > 0:
+            self._interval //= 2
+        else:
+            self._interval = min(max(2 * self._interval, 1), _MAX_INTERVAL)
 
     def reset(self) -> None:
         """Begin anew: what was probed for is being done."""

@@ -25,7 +25,7 @@ class SpeculationPolicy:
 
     Speculation stops where plain decoding is expected to be faster, and a shallower draft is taken where deeper levels
     do not pay for their forward. Now and then a probe drafts deeper than seems to pay. Probes are rare enough to cost
-    at most 2 % where they fail, and what they find needs no verification: the tokens that the target draws anyway tell
+    at most 1.5 % where they fail, and what they find needs no verification: the tokens that the target draws anyway tell
     which candidates they would have been.
     """
 
@@ -120,12 +120,15 @@ class SpeculationPolicy:
         self._draft_cost.observe(num_sequences, self._depth, draft_ms)
         drafted = trees if self._drafted is None else self._drafted
         if drafted.parents.shape[1] == 1:
-            num_hits = 0
-        else:
-            emitted_ids = _emitted_ids(trees, paths, num_accepted_tokens, bonus_ids)
-            num_hits = self.calibration.observe(drafted, emitted_ids)
+            return
+        emitted_ids = _emitted_ids(trees, paths, num_accepted_tokens, bonus_ids)
+        self.calibration.observe(drafted, emitted_ids)
         if self._rate_to_beat is not None:
-            self._probes.settle(num_sequences + num_hits > self._rate_to_beat * (verify_ms + draft_ms))
+            # Where the probe did not trust its candidates enough to verify them, one per sequence might have paid.
+            other_rows = num_rows - int(trees.num_nodes.sum())
+            num_tokens = num_sequences + np.array([num_accepted_tokens.sum(), _count_first_hits(drafted, emitted_ids)])
+            spent_ms = draft_ms + np.array([verify_ms, self.cost.at(other_rows + 2 * num_sequences)])
+            self._probes.settle(float((num_tokens / (self._rate_to_beat * spent_ms)).max()) - 1.0)
 
     def _best_depth(self, num_sequences: int, num_other_rows: int) -> tuple[int, float]:
         """Return the depth of the highest expected rate, 0 = none, and that rate in tokens/ms."""
@@ -167,3 +170,11 @@ def _emitted_ids(
     emitted[:, :-1] = np.where(accepted >= 0, token_ids, -1)
     emitted[np.arange(emitted.shape[0]), num_accepted_tokens] = bonus_ids
     return emitted
+
+
+def _count_first_hits(trees: DraftTrees, emitted_ids: NDArray[np.int32]) -> int:
+    """Count the sequences whose root's most probable child is what the target drew there."""
+    log_probs = np.where(trees.parents == 0, trees.log_probs, -np.inf)
+    first = log_probs.argmax(axis=1)  # the root itself where there is no child
+    sequences = np.arange(first.size)
+    return int(((first > 0) & (trees.token_ids[sequences, first] == emitted_ids[:, 0])).sum())
