@@ -15,12 +15,13 @@ from types import TracebackType
 
 from draftline.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from draftline.errors import DraftlineError, RequestError
+from draftline.runtime.drafters.building import PLAIN, DraftSource, Speculation
 from draftline.runtime.engine import Engine
 from draftline.runtime.request import FinishReason, Metrics, Output, Request, SamplingParameters
 from draftline.runtime.text_stream import TextStream
 from draftline.sessions.engine_config import EngineConfig, load_engine_config
-from draftline.sessions.opening import open_session
-from draftline.sessions.protocol import Session
+from draftline.sessions.opening import open_draft_sessions, open_session
+from draftline.sessions.protocol import DraftSession, Session
 
 GREEDY = SamplingParameters()
 
@@ -36,11 +37,17 @@ class Answer:
 
 
 class LoadedEngine:
-    """A context manager: leaving it ends outstanding requests and releases the session."""
+    """A context manager: leaving it ends outstanding requests and releases the sessions."""
 
-    def __init__(self, engine: Engine, session: Session, tokenizer: Tokenizer, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sessions: Sequence[Session | DraftSession],
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+    ) -> None:
         self.engine, self.tokenizer, self.config = engine, tokenizer, config
-        self._session = session
+        self._sessions = sessions
         self._numbers = itertools.count()
 
     def generate(
@@ -49,8 +56,14 @@ class LoadedEngine:
         max_tokens: int,
         sampling: SamplingParameters | Sequence[SamplingParameters] = GREEDY,
         stop_words: Sequence[str] = (),
+        *,
+        speculate: bool = True,
+        max_draft_tokens: int | None = None,
     ) -> list[Answer]:
         """Answer all prompts, batched in flight; a prompt is a text (encoded with special tokens) or token ids.
+
+        ``speculate`` and ``max_draft_tokens`` as in ``Request``: they change the speed, never the answers, which say in
+        ``metrics.speculation`` what was accepted.
 
         Raises: RequestError for a prompt or a parameter that the engine cannot serve; DraftlineError if a step fails.
         """
@@ -71,6 +84,8 @@ class LoadedEngine:
                         parameters,
                         frozenset(self.config.model.eos_token_ids),
                         TextStream(self.tokenizer.decode, stop_words),
+                        speculate=speculate,
+                        max_draft_tokens=max_draft_tokens,
                     )
                 )
                 submitted.append(name)
@@ -99,7 +114,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         self.engine.close()
-        self._session.close()
+        for session in reversed(self._sessions):
+            session.close()
 
     def __enter__(self) -> LoadedEngine:
         return self
@@ -118,6 +134,7 @@ def load_engine(directory: Path) -> LoadedEngine:
     config = load_engine_config(directory)
     tokenizer = load_tokenizer(directory)
     session = open_session(directory, config)
+    draft_sessions = open_draft_sessions(directory, config, session)
     engine = Engine(
         session,
         max_batch_size=config.max_batch_size,
@@ -127,5 +144,17 @@ def load_engine(directory: Path) -> LoadedEngine:
         max_blocks=config.max_blocks,
         prefix_cache=config.prefix_cache,
         vocab_size=config.model.vocab_size,
+        speculation=_speculation(config, draft_sessions),
     )
-    return LoadedEngine(engine, session, tokenizer, config)
+    sessions: list[Session | DraftSession] = [session, *(draft for draft in draft_sessions if draft is not None)]
+    return LoadedEngine(engine, sessions, tokenizer, config)
+
+
+def _speculation(config: EngineConfig, sessions: Sequence[DraftSession | None]) -> Speculation:
+    if config.tree is None:
+        return PLAIN
+    sources = tuple(
+        DraftSource(draft.method, session, draft.max_position_embeddings)
+        for draft, session in zip(config.drafts, sessions, strict=True)
+    )
+    return Speculation(sources, config.tree, config.acceptance)

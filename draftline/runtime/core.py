@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.acceptance import Accepted, accept_exact
+from draftline.acceptance import Accepted, accept_exact, accept_typical, acceptable_nodes
 from draftline.draft_trees import DraftTrees
+from draftline.logit_edits import edited_logits
 from draftline.runtime.drafters.building import PLAIN, Speculation, build_drafters
 from draftline.runtime.drafters.drafter import VerifiedStep
 from draftline.runtime.limits import EngineLimits
@@ -165,13 +166,20 @@ class EngineCore:
         )
 
     def _build(self, decoding: list[Sequence], trees: DraftTrees, prefilling: list[Sequence]) -> Step:
-        wants_logits = any(
+        wants_logits = self._speculation.acceptance.rule == "typical" or any(
             sequence.request.return_log_probs or sequence.request.return_logits for sequence in (*decoding, *prefilling)
         )
         return self.scheduler.builder.build(decoding, trees, prefilling, wants_logits=wants_logits)
 
     def _accept(self, step: Step, result: StepResult) -> Accepted:
-        return accept_exact(step.trees, step.by_node(result.sampled_ids))
+        trees, sampled_ids = step.trees, step.by_node(result.sampled_ids)
+        acceptance = self._speculation.acceptance
+        if acceptance.rule == "exact" or not step.decoding:
+            return accept_exact(trees, sampled_ids)
+        assert result.logits is not None
+        logits = edited_logits(result.logits, step.batch.edits)
+        temperature = self.scheduler.builder.temperatures(step.seats[: len(step.decoding)])
+        return accept_typical(trees, sampled_ids, acceptable_nodes(trees, logits, sampled_ids, temperature, acceptance))
 
     def _emit(
         self,

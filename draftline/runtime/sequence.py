@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.block_pool import ROOT_BLOCK
+from draftline.logit_rules import LogitRules
 from draftline.runtime.request import FinishReason, Metrics, Output, Request
 from draftline.runtime.speculation_numbers import SpeculationCounters
 
@@ -35,6 +36,7 @@ class Sequence:
         "first_token_time_ns",
         "is_finished",
         "last_token_time_ns",
+        "logit_rules",
         "max_draft_tokens",
         "num_allocated_blocks",
         "num_committed",
@@ -61,6 +63,7 @@ class Sequence:
         self.seat = -1
         self.is_finished = False
         self.max_draft_tokens = _max_draft_tokens(request)
+        self.logit_rules = _logit_rules(request, prompt_ids)
         self.speculation = SpeculationCounters()
         self.num_allocated_blocks = self.num_reused_blocks = 0
         self.arrival_time_ns = arrival_time_ns
@@ -104,6 +107,9 @@ class Sequence:
                 finish_reason = "max_tokens"
                 break
         num_new = self.num_tokens - first
+        token_ids = self.token_ids[first : self.num_tokens].tolist()
+        if self.logit_rules is not None:
+            self.logit_rules.append(token_ids)
         if num_accepted_tokens is not None:
             self.speculation.add_emitted(num_new)
         if num_new:
@@ -116,7 +122,7 @@ class Sequence:
         else:
             text = None if stream is None else "".join(pieces)
         return self._output(
-            tuple(self.token_ids[first : self.num_tokens].tolist()),
+            tuple(token_ids),
             text,
             finish_reason,
             num_accepted_tokens=min(num_accepted_tokens or 0, num_new),
@@ -165,6 +171,21 @@ class Sequence:
             kv_cache_reused_blocks=self.num_reused_blocks,
             speculation=self.speculation.numbers(),
         )
+
+
+def _logit_rules(request: Request, prompt_ids: NDArray[np.int32]) -> LogitRules | None:
+    sampling = request.sampling
+    rules = LogitRules(
+        prompt_ids.tolist(),
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=sampling.min_tokens,
+        end_ids=request.end_ids,
+        bad_words=sampling.bad_words,
+        logit_bias=sampling.logit_bias,
+    )
+    return None if rules.is_neutral else rules
 
 
 def _max_draft_tokens(request: Request) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from draftline.acceptance import Accepted
 from draftline.draft_trees import DraftTrees, node_depths, packed_masks
 from draftline.logit_edits import LogitEdits
+from draftline.logit_rules import build_edits
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.sequence import Sequence
 from draftline.sampling import uniform
@@ -138,7 +139,6 @@ class StepBuilder:
         trees: DraftTrees,
         prefilling: list[Sequence],
         *,
-        edits: LogitEdits | None = None,
         wants_logits: bool = False,
     ) -> Step:
         """Build the forward of the trees of decoding sequences (row b is sequence b's) and of scheduled prompt tokens.
@@ -186,7 +186,7 @@ class StepBuilder:
             top_p=top_p,
             uniform=numbers,
             packed_mask=self._packed_mask(trees, is_node, counts, num_decoding),
-            edits=edits,
+            edits=_edits(decoding, trees, [s for s, done in zip(prefilling, is_done, strict=True) if done]),
             wants_logits=wants_logits,
         )
         return Step(sequences, trees, batch, seats, is_node)
@@ -229,6 +229,27 @@ class StepBuilder:
                 sample_rows[index] = next_sample
                 next_sample += 1
         return CommittedRows(new_starts, rows, positions, self.slots(seats, positions), sample_rows)
+
+
+def _edits(decoding: list[Sequence], trees: DraftTrees, drawing: list[Sequence]) -> LogitEdits | None:
+    """Build the edits of all sampled rows: every node's, then those at the ends of prompts."""
+    rules = [sequence.logit_rules for sequence in decoding]
+    rules_at_ends = [sequence.logit_rules for sequence in drawing]
+    parts = []
+    if any(rule is not None for rule in rules):
+        parts.append((build_edits(rules, trees), 0))
+    if any(rule is not None for rule in rules_at_ends):
+        parts.append((build_edits(rules_at_ends), int(trees.num_nodes.sum())))
+    edits = [(part, first_row) for part, first_row in parts if part is not None]
+    if not edits:
+        return None
+    return LogitEdits(
+        rows=np.concatenate([part.rows + np.int32(first_row) for part, first_row in edits]),
+        token_ids=np.concatenate([part.token_ids for part, _ in edits]),
+        bias=np.concatenate([part.bias for part, _ in edits]),
+        divisor=np.concatenate([part.divisor for part, _ in edits]),
+        offset=np.concatenate([part.offset for part, _ in edits]),
+    )
 
 
 def seats_of(sequences: Many[Sequence]) -> NDArray[np.int64]:

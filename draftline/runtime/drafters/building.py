@@ -21,14 +21,12 @@ _NO_LIMIT = 2**31
 class DraftSource:
     """One drafter: ``method`` as in the pipeline; ``session`` where it has a graph of its own.
 
-    ``max_positions`` 0 = no limit; ``min_length`` and ``max_length`` are an n-gram's.
+    ``max_positions`` 0 = no limit.
     """
 
     method: str
     session: DraftSession | None = None
     max_positions: int = 0
-    min_length: int = 2
-    max_length: int = 4
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,7 @@ def build_drafters(speculation: Speculation, builder: StepBuilder, num_seats: in
     drafters: list[Drafter] = []
     for index, source in enumerate(speculation.sources):
         if source.method == "ngram":
-            drafters.append(
-                NgramDrafter(
-                    num_seats=num_seats,
-                    max_depth=speculation.shape.max_depth,
-                    min_length=source.min_length,
-                    max_length=source.max_length,
-                    source=index,
-                )
-            )
+            drafters.append(NgramDrafter(num_seats=num_seats, max_depth=speculation.shape.max_depth, source=index))
         elif source.method == "medusa":
             drafters.append(MedusaDrafter(num_seats=num_seats, shape=speculation.shape, source=index))
         else:

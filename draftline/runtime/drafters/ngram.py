@@ -5,6 +5,8 @@ Source: prompt lookup decoding (Saxena, 2023). Needs no checkpoint and no sessio
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,21 +14,19 @@ from draftline.draft_trees import DraftTrees, chain_trees
 from draftline.runtime.drafters.drafter import Roots, VerifiedStep
 from draftline.runtime.sequence import Sequence
 
-# How likely a copied token is right, by the length of the match: a start for the calibration.
-_PROBABILITIES = (0.0, 0.3, 0.45, 0.6, 0.7, 0.8)
+_LENGTHS = range(2, 5)  # tokens of a suffix that is looked up
+_LOG_PROBABILITIES = {2: math.log(0.4), 3: math.log(0.6), 4: math.log(0.75)}  # a start for the calibration
 
 
 class NgramDrafter:
     """Proposes a chain: the tokens behind the latest earlier occurrence of the longest suffix that has one.
 
-    Suffixes have ``min_length`` to ``max_length`` tokens. The index of a sequence grows with its text, so a step costs
-    the same at any length.
+    The index of a sequence grows with its text, so a step costs the same at any length.
     """
 
     num_forwards = 0
 
-    def __init__(self, *, num_seats: int, max_depth: int, min_length: int, max_length: int, source: int) -> None:
-        self._lengths = range(min_length, max_length + 1)
+    def __init__(self, *, num_seats: int, max_depth: int, source: int) -> None:
         self._max_depth, self._source = max_depth, source
         self._indices = [_Index() for _ in range(num_seats)]
 
@@ -43,20 +43,17 @@ class NgramDrafter:
             if depth == 0:
                 continue
             text = sequence.token_ids[: sequence.num_tokens]
-            start, matched = self._indices[sequence.seat].find(text, self._lengths)
+            start, matched = self._indices[sequence.seat].find(text)
             if matched == 0:
                 continue
             copied = text[start : start + depth]
             lengths[row] = copied.size
             token_ids[row, : copied.size] = copied
-            log_probs[row, : copied.size] = _LOG_PROBABILITIES[min(matched, len(_PROBABILITIES) - 1)]
+            log_probs[row, : copied.size] = _LOG_PROBABILITIES[matched]
         return chain_trees(roots.token_ids, token_ids, log_probs, lengths, self._source)
 
     def observe(self, step: VerifiedStep) -> None:
         """The text is read when it is needed."""
-
-
-_LOG_PROBABILITIES = [float(np.log(max(probability, 1e-9))) for probability in _PROBABILITIES]
 
 
 class _Index:
@@ -68,20 +65,20 @@ class _Index:
         self._next_of: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # n-grams that end before this token are known
 
-    def find(self, text: NDArray[np.int32], lengths: range) -> tuple[int, int]:
+    def find(self, text: NDArray[np.int32]) -> tuple[int, int]:
         """Return the place behind the latest earlier occurrence of the longest suffix, and its length (0 = none)."""
-        self._extend(text, lengths)
-        newest = tuple(text[-lengths[-1] :].tolist())
-        for length in reversed(lengths):
+        self._extend(text)
+        newest = tuple(text[-_LENGTHS[-1] :].tolist())
+        for length in reversed(_LENGTHS):
             if length <= len(newest) and (place := self._next_of.get(newest[-length:])) is not None:
                 return place, length
         return 0, 0
 
-    def _extend(self, text: NDArray[np.int32], lengths: range) -> None:
-        first = max(self._num_indexed - lengths[-1], 0)
+    def _extend(self, text: NDArray[np.int32]) -> None:
+        first = max(self._num_indexed - _LENGTHS[-1], 0)
         tokens = text[first:].tolist()
         for place in range(max(self._num_indexed, 1) - first, len(tokens)):
-            for length in lengths:
+            for length in _LENGTHS:
                 if length <= place:
                     self._next_of[tuple(tokens[place - length : place])] = first + place
         self._num_indexed = text.size
