@@ -41,6 +41,7 @@ class DraftSteps:
         self.session, self.texts = session, texts
         self.in_step = [InStep() for _ in texts]
         self.num_rows = 0
+        self.batch_of_last_forward: DraftBatch | None = None
 
     def first(
         self, tokens: Sequence[Sequence[int]], feature_rows: Sequence[Sequence[int]], with_candidates: bool = True
@@ -114,7 +115,7 @@ class DraftSteps:
         for row, text in enumerate(self.texts):
             table[row, : len(text.blocks)] = text.blocks
         num_candidates = len(candidate_rows)
-        return DraftBatch(
+        self.batch_of_last_forward = DraftBatch(
             is_first=is_first,
             input_ids=input_ids,
             position_ids=position_ids,
@@ -130,3 +131,4 @@ class DraftSteps:
             uniform=np.zeros(num_candidates, np.float32),
             packed_mask=None if is_first else mask,
         )
+        return self.batch_of_last_forward

@@ -17,11 +17,13 @@ from draftline.sessions.onnxruntime_draft_session import OnnxRuntimeDraftSession
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import DraftResult
 from draftline.speculation import TreeShape
-from tests.sessions.draft_references import EagleReference, TargetReference, torch
+from tests.sessions.draft_references import EagleReference, TargetReference
 from tests.sessions.draft_steps import DraftSteps
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3
+
+pytestmark = pytest.mark.usefixtures("_one_torch_thread")
 
 K = 4
 TREE = TreeShape("dynamic", max_nodes=16, max_depth=4, top_k=K)
@@ -114,15 +116,6 @@ class Run:
         result = self.steps.first(shifted, [part.tolist() for part in rows], with_candidates)
         self.steps.commit(counts)
         return result
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """More threads than one only make tiny products slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
