@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import draftline.config.choices
 from draftline.choices import NAMED_CHOICES, check_choices
 from draftline.config import Pipeline
 from draftline.config.choices import NAMED_SIZES, choices_size, orphans
@@ -109,6 +111,26 @@ def test_broken_choices(tmp_path: Path, choices: str, expected: str) -> None:
     lines = problems(tmp_path, STATIC.replace("CHOICES", choices))
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"x.yaml:4: {expected}")
+
+
+def test_choices_can_be_given_on_the_command_line(tmp_path: Path) -> None:
+    pipeline = load(tmp_path, STATIC.replace("CHOICES", "eagle_26"), "tree.choices=[[0], [0, 1]]")
+    assert pipeline.tree is not None
+    assert (pipeline.tree.choices, pipeline.tree.max_nodes) == (((0,), (0, 1)), 3)
+
+
+def test_nests_and_loops_of_yaml_end(tmp_path: Path) -> None:
+    assert problems(tmp_path, MINIMAL + "draft: &d [*d]\n")[0] == (
+        "x.yaml:3: draft.0: is a block of keys; got a list; indent its keys below it, or remove it"
+    )
+    assert problems(tmp_path, STATIC.replace("CHOICES", "&c [*c, [*c]]"))[0].startswith("x.yaml:4: tree.choices: is mc")
+    assert problems(tmp_path, MINIMAL, "draft.method=" + "[" * 1500)[0].startswith(
+        "override 1: draft.method: the value is YAML; got [["
+    )
+
+
+def test_examples() -> None:
+    assert doctest.testmod(draftline.config.choices).failed == 0
 
 
 def test_every_named_tree_can_be_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+import draftline.checkpoints.known_positions
 from draftline.choices import NAMED_CHOICES
 from draftline.config import Pipeline, load_pipeline
 from draftline.errors import CheckpointError
+from draftline.generation import load_engine
 from draftline.manifest import load_manifest
+from draftline.runtime.request import SamplingParameters
 from draftline.sessions.engine_config import load_engine_config
 from draftline.speculation import Acceptance, TreeShape
 from draftline.stages import convert
@@ -56,6 +60,24 @@ def run(root: Path, build: Path, wanted: Pipeline, until: str = "build") -> list
     return run_pipeline(wanted, build, root=root, until=until)
 
 
+def answers(build: Path) -> tuple[list[tuple[int, ...]], int]:
+    """Ask two greedy and two random requests at once; return their tokens, and how many were drafted for them."""
+    samplings = [SamplingParameters(), SamplingParameters(temperature=0.7, seed=5)] * 2
+    prompts = ["hello in the an hello in", [7, 8, 9] * 4] * 2
+    with load_engine(build / "engine") as loaded:
+        found = loaded.generate(prompts, 40, samplings)
+    numbers = [answer.metrics.speculation.num_drafted_tokens for answer in found]
+    return [answer.token_ids for answer in found], sum(numbers)
+
+
+@pytest.fixture(scope="module")
+def plain_answers(root: Path) -> list[tuple[int, ...]]:
+    run(root, root / "plain", pipeline())
+    tokens, num_drafted = answers(root / "plain")
+    assert num_drafted == 0
+    return tokens
+
+
 def ran(reports: list[StageReport]) -> dict[str, str]:
     return {report.stage: report.reason for report in reports if report.reason is not None}
 
@@ -82,6 +104,18 @@ def test_all_drafts_of_a_list_are_built(root: Path, tmp_path: Path) -> None:
     assert manifest is not None
     assert manifest.result["draft_layers"] == [0, 1, 1, 1, 1]
     assert {"file config.json", "file draft.1/config.json", "file draft.4/config.json"} <= set(manifest.inputs)
+
+
+@pytest.mark.parametrize(
+    "methods", [("ngram",), ("eagle3", "ngram"), ("draft_model",), ("eagle1", "medusa")], ids="+".join
+)
+def test_an_engine_with_drafts_answers_as_one_without(
+    root: Path, tmp_path: Path, plain_answers: list[tuple[int, ...]], methods: tuple[str, ...]
+) -> None:
+    run(root, tmp_path / "build", pipeline(*methods, tree={"kind": "dynamic", "max_depth": 3}))
+    tokens, num_drafted = answers(tmp_path / "build")
+    assert tokens == plain_answers
+    assert num_drafted > 0
 
 
 def test_a_change_runs_what_depends_on_it(root: Path, tmp_path: Path) -> None:
@@ -137,6 +171,10 @@ def test_a_tree_deeper_than_the_heads_is_refused(root: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=error):
         run(root, tmp_path / "build", pipeline("medusa", tree={"max_depth": 4}))
     assert run(root, tmp_path / "build", pipeline("medusa", "ngram", tree={"max_depth": 4}), until="check")
+
+
+def test_positions_a_draft_knows() -> None:
+    assert doctest.testmod(draftline.checkpoints.known_positions).failed == 0
 
 
 def test_depths() -> None:
