@@ -234,7 +234,7 @@ def merged_paths(several: list[dict[Path, tuple[float, int]]]) -> dict[Path, tup
     return merged
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 3).flatmap(lambda count: st.tuples(*(draft_trees(count, source) for source in range(3)))))
 def test_merging_is_the_union_of_tries(several: tuple[DraftTrees, ...]) -> None:
     before = [trees.log_probs.copy() for trees in several]
