@@ -116,6 +116,30 @@ def test_a_cap_of_draft_tokens_holds(client) -> None:
     assert len(chunks[-1].speculation.histogram) == 3
 
 
+def test_an_answer_may_end_at_every_place_of_an_accepted_run(server, client, tokenizer) -> None:
+    ids = tokenizer.encode(SCRIPT)  # the script once: drafts are accepted from the start
+    script = [*ids, *ids]
+    accepted = 0
+    for length in range(1, 12):
+        (*_, last) = chunks = list(client.stream_chunks(SCRIPT, max_tokens=length, return_acceptance=True))
+        assert "".join(chunk.text for chunk in chunks) == recite(tokenizer, SCRIPT, length)
+        assert last.num_output_tokens == sum(len(chunk.pieces) for chunk in chunks) == length
+        accepted += last.speculation.num_accepted_tokens
+
+        # The same by an end id: the first token of its kind from the prompt's end on.
+        place = next(place for place in range(len(ids) + length, 2 * len(ids)) if script[place] not in ids[:length])
+        inputs = scalars(input_lengths=len(ids), request_output_len=90, exclude_input_in_output=True)
+        inputs |= {
+            "input_ids": np.array([ids], np.int32),
+            **scalars(end_id=script[place], return_num_output_tokens=True),
+        }
+        outputs = ("output_ids", "num_output_tokens")
+        (result,) = ask_classically(server, inputs, outputs, model="tensorrt_llm")
+        assert result.as_numpy("output_ids")[0, 0].tolist() == script[len(ids) : place]
+        assert result.as_numpy("num_output_tokens").item() == place - len(ids)
+    assert accepted > 20
+
+
 @pytest.mark.parametrize("word", ["naïve", "and then"])
 def test_a_stop_word_ends_the_answer_inside_an_accepted_run(client, tokenizer, word) -> None:
     prompt = recite(tokenizer, "", len(tokenizer.encode(SCRIPT, add_special_tokens=False)))  # once round: drafts begin
