@@ -147,7 +147,8 @@ class TreeGrowth:
         depths = np.where(rows >= 0, self._depths[self._sequences, rows], 0)
         ancestors = self._paths[self._sequences, rows]  # of every query, by depth
         at_depth = np.take_along_axis(ancestors, np.broadcast_to(depths[:, None, :], (*rows.shape, rows.shape[1])), 2)
-        mask: NDArray[np.bool_] = (at_depth == rows[:, None, :]) & (rows >= 0)[:, :, None] & (rows >= 0)[:, None, :]
+        # At depth 0 stands the root, never the -1 of a padded key.
+        mask: NDArray[np.bool_] = (at_depth == rows[:, None, :]) & (rows >= 0)[:, :, None]
         return mask
 
     def finish(self, max_nodes: NDArray[np.int64], chain_only: NDArray[np.bool_]) -> DraftTrees:

@@ -217,6 +217,16 @@ def test_temperature_0_is_exact_among_typical_neighbours() -> None:
     assert accepted.bonus_ids.tolist() == [0, 0, 3]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_roots_and_padding_are_not_acceptable(temperature: float) -> None:
+    trees = trees_of([[(0, 1), (1, 1)], []], [9, 9])
+    sampled = np.array([[9, 9, 9], [9, -1, -1]], np.int32)  # every token of a root or of padding
+    acceptable = acceptable_nodes(
+        trees, np.zeros((4, 10), np.float32), sampled, np.full(2, temperature, np.float32), TYPICAL
+    )
+    assert acceptable.tolist() == [[False, temperature > 0, temperature > 0], [False, False, False]]
+
+
 def test_a_node_is_tested_against_the_row_of_its_parent() -> None:
     trees = trees_of([[(0, 0)], [(0, 1), (0, 2), (2, 3)]], [9, 9])
     logits = np.full((6, 4), -20.0, np.float32)

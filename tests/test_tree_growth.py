@@ -117,6 +117,13 @@ def test_eagle2_with_certain_tokens_only() -> None:
     ]  # fmt: skip
 
 
+def test_a_rounded_log_softmax_above_zero_counts_as_certain() -> None:
+    shape = TreeShape("dynamic", 3, 2, 1)
+    growth = grow(shape, [lambda path: [(len(path), 1e-7)]], [2])
+    assert growth.log_probs.tolist() == [[0.0, 0.0, 0.0]]
+    assert [path for path, _ in read(growth.finish(np.array([2]), np.array([False])), 0)] == [(60,), (60, 1)]
+
+
 @st.composite
 def static_shapes(draw: st.DrawFn) -> TreeShape:
     paths: set[Path] = {()}
