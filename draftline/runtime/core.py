@@ -77,9 +77,10 @@ class EngineCore:
             drafters_keep_kv=speculation.keeps_kv,
         )
         self._speculation = speculation
-        drafters = build_drafters(speculation, self.scheduler.builder, limits.max_batch_size)
+        drafters = build_drafters(speculation, self.scheduler.builder, limits)
         assert policy is not None or not drafters, "what drafts has a policy"
         self._speculator = Speculator(drafters, speculation.shape, policy, key_chunk=session.key_chunk)
+        self.scheduler.watch_seats(self._speculator.join, self._speculator.leave)
         self.num_steps = 0
         self.num_generated_tokens = 0
         self.num_requests_finished = 0
@@ -131,10 +132,9 @@ class EngineCore:
             max_rows=self.limits.max_num_tokens - num_other_rows,
             cover_drafts=scheduler.cover_drafts,
         )
+        scheduler.publish(speculator.num_filled)
         prefilling = scheduler.schedule_prefill(self.limits.max_num_tokens - int(trees.num_nodes.sum()))
         assert decoding or prefilling, "the oldest sequence always makes progress"
-        for sequence in scheduler.take_admitted():
-            speculator.join(sequence)
         step = self._build(decoding, trees, prefilling)
         self._count_forwards(step.decoding, speculator.take_num_forwards())
         drafted = time.perf_counter()
@@ -153,6 +153,7 @@ class EngineCore:
         filling = time.perf_counter()
         try:
             self._fill(step, rows, result)
+            scheduler.publish(speculator.num_filled)
         finally:
             for sequence in [sequence for sequence in step.sequences if sequence.is_finished]:
                 self._forget(sequence)
@@ -220,22 +221,10 @@ class EngineCore:
             sequence.num_scheduled = 0
 
     def _fill(self, step: Step, rows: CommittedRows, result: StepResult) -> None:
-        """Let the drafters take in what was committed, then publish the blocks that are full in every pool."""
-        is_live = np.fromiter((not sequence.is_finished for sequence in step.sequences), np.bool_, len(step.sequences))
-        if self._speculation.sources and is_live.any():
-            live, seats = step.sequences, step.seats
-            if not is_live.all():
-                live = [sequence for sequence in step.sequences if not sequence.is_finished]
-                seats, rows = seats[is_live], rows.take(is_live)
-            verified = VerifiedStep(live, seats, rows, result)
-            for drafter in self._speculator.drafters:
-                drafter.observe(verified)
-            self._count_forwards(live, self._speculator.take_num_forwards())
-        for sequence in step.sequences:
-            # The drafters do not fill the last rows of an answer, so these are not shared.
-            if not (sequence.is_finished and self._speculation.keeps_kv and sequence.max_draft_tokens):
-                sequence.num_publishable = sequence.num_committed
-        self.scheduler.publish(step.sequences)
+        """Let the drafters take in what was committed."""
+        speculator = self._speculator
+        speculator.observe(VerifiedStep(step.sequences, step.seats, rows, result))
+        self._count_forwards(step.sequences, speculator.take_num_forwards())
 
     def _count_forwards(self, sequences: list[Sequence], num_draft_forwards: int) -> None:
         self._numbers.add_draft_forward(num_draft_forwards)

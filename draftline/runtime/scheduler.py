@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from draftline.block_pool import UNDRAFTED_ROOT_BLOCK, BlockPool
 from draftline.runtime.limits import EngineLimits
@@ -31,7 +31,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self._admitted: list[Sequence] = []
+        self._on_join: Callable[[Sequence], None] = _ignore
+        self._on_leave: Callable[[Sequence], None] = _ignore
         self._blocked_at_release = -1  # pool.num_releases when the head of the waiting ones last failed to fit
 
     def add(self, sequence: Sequence) -> None:
@@ -78,16 +79,17 @@ class Scheduler:
             budget -= self._schedule_prefill(self.running[-1], budget, scheduled)
         return scheduled
 
-    def take_admitted(self) -> list[Sequence]:
-        """Return those who were given a seat since the last call."""
-        admitted, self._admitted = self._admitted, []
-        return admitted
+    def watch_seats(self, on_join: Callable[[Sequence], None], on_leave: Callable[[Sequence], None]) -> None:
+        """Call ``on_join`` with who was given a seat and cached blocks, ``on_leave`` with who is about to lose both."""
+        self._on_join, self._on_leave = on_join, on_leave
 
-    def publish(self, sequences: Iterable[Sequence]) -> None:
-        """Make the full blocks of publishable tokens findable."""
+    def publish(self, num_filled: Callable[[Sequence], int]) -> None:
+        """Make the full blocks of running sequences findable, up to ``num_filled`` tokens, which all pools hold."""
         block_size, lookahead = self.limits.block_size, self.pool.lookahead
-        for sequence in sequences:
-            num_publishable = min(sequence.num_publishable, sequence.num_tokens - lookahead)
+        for sequence in self.running:
+            if sequence.num_committed < (sequence.num_published_blocks + 1) * block_size:
+                continue
+            num_publishable = min(num_filled(sequence), sequence.num_committed, sequence.num_tokens - lookahead)
             while (sequence.num_published_blocks + 1) * block_size <= num_publishable:
                 index = sequence.num_published_blocks
                 block_id = sequence.block_ids[index]
@@ -146,12 +148,12 @@ class Scheduler:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
-        self._admitted.append(sequence)
         self.builder.take_seat(sequence)
         self.builder.append_blocks(sequence, shared)
         self._allocate(sequence, num_new_blocks)
-        sequence.num_committed = sequence.num_publishable = len(shared) * block_size
+        sequence.num_committed = len(shared) * block_size
         sequence.num_published_blocks = len(shared)
+        self._on_join(sequence)
         sequence.num_reused_blocks += len(shared)
         sequence.first_scheduled_time_ns = sequence.first_scheduled_time_ns or time.time_ns()
         self.num_cached_tokens += sequence.num_committed
@@ -169,8 +171,12 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _vacate(self, sequence: Sequence) -> None:
+        self._on_leave(sequence)
         self.pool.release(sequence.block_ids)
         self.builder.leave_seat(sequence)
         sequence.block_ids = []
-        sequence.num_committed = sequence.num_scheduled = 0
-        sequence.num_publishable = sequence.num_published_blocks = 0
+        sequence.num_committed = sequence.num_scheduled = sequence.num_published_blocks = 0
+
+
+def _ignore(sequence: Sequence) -> None:
+    pass

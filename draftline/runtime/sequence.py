@@ -23,9 +23,8 @@ class Sequence:
         0 ........ num_committed ........ + num_scheduled ........ num_tokens ........ prompt + max_tokens
           in pool                in step                  pending               not yet drawn
 
-    ``num_pending`` 1 means decode, more means prefill (of a prompt, or again after a preemption). ``num_publishable``
-    tokens have all that another sequence needs in order to share their blocks, the drafters' KV included; the blocks
-    are published below ``cache_root``.
+    ``num_pending`` 1 means decode, more means prefill (of a prompt, or again after a preemption). Full blocks are
+    published below ``cache_root``.
     """
 
     __slots__ = (
@@ -41,7 +40,6 @@ class Sequence:
         "num_allocated_blocks",
         "num_committed",
         "num_prompt_tokens",
-        "num_publishable",
         "num_published_blocks",
         "num_reused_blocks",
         "num_scheduled",
@@ -57,7 +55,7 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = prompt_ids.size
         self.token_ids = np.empty(prompt_ids.size + request.max_tokens, dtype=np.int32)
         self.token_ids[: prompt_ids.size] = prompt_ids
-        self.num_committed = self.num_scheduled = self.num_publishable = self.num_published_blocks = 0
+        self.num_committed = self.num_scheduled = self.num_published_blocks = 0
         self.block_ids: list[int] = []
         self.cache_root = ROOT_BLOCK
         self.seat = -1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from draftline.acceptance import Accepted
 from draftline.draft_trees import DraftTrees, keep_best, keep_nodes, merge_trees, node_depths, roots_only
-from draftline.runtime.drafters.drafter import Drafter, Roots
+from draftline.runtime.drafters.drafter import Drafter, Roots, VerifiedStep
 from draftline.runtime.selection import SpeculationPolicy
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import seats_of
@@ -28,19 +28,33 @@ class Speculator:
         self, drafters: Many[Drafter], shape: TreeShape, policy: SpeculationPolicy | None, *, key_chunk: int
     ) -> None:
         assert policy is not None or not drafters, "what drafts has a policy"
-        self.drafters = drafters
+        self._drafters = drafters
         self._num_forwards = 0
         self._policy, self._shape, self._key_chunk = policy, shape, key_chunk
 
     def take_num_forwards(self) -> int:
         """Return how many forwards the drafters' graphs ran since the last call."""
-        before, self._num_forwards = self._num_forwards, sum(drafter.num_forwards for drafter in self.drafters)
+        before, self._num_forwards = self._num_forwards, sum(drafter.num_forwards for drafter in self._drafters)
         return self._num_forwards - before
 
     def join(self, sequence: Sequence) -> None:
         """Take a sequence that was given a seat."""
-        for drafter in self.drafters:
+        for drafter in self._drafters:
             drafter.join(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Forget a sequence that is about to lose its seat."""
+        for drafter in self._drafters:
+            drafter.leave(sequence.seat)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Let the drafters take in what a step committed."""
+        for drafter in self._drafters:
+            drafter.observe(step)
+
+    def num_filled(self, sequence: Sequence) -> int:
+        """Count the committed tokens whose blocks are of use to every drafter."""
+        return min((drafter.num_filled(sequence) for drafter in self._drafters), default=sequence.num_committed)
 
     def draft(
         self,
@@ -67,7 +81,7 @@ class Speculator:
             return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
         contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
         roots = Roots(decoding, seats_of(decoding), root_ids, contexts, max_depths)
-        proposed = [drafter.propose(roots) for drafter in self.drafters]
+        proposed = [drafter.propose(roots) for drafter in self._drafters]
         trees = proposed[0] if len(proposed) == 1 else merge_trees(proposed)
         max_nodes = np.minimum(self._shape.max_nodes, max_drafts + 1)
         chain_only = np.zeros(num_roots, dtype=np.bool_)

@@ -64,22 +64,13 @@ class CommittedRows:
     slots: NDArray[np.int64]
     sample_rows: NDArray[np.int64]
 
-    def take(self, is_wanted: NDArray[np.bool_]) -> CommittedRows:
-        """Return the rows of some of the sequences, ``is_wanted [B]``."""
-        counts = np.diff(self.starts)
-        kept = np.repeat(is_wanted, counts)
-        starts = np.concatenate([[0], np.cumsum(counts[is_wanted])])
-        return CommittedRows(
-            starts, self.rows[kept], self.positions[kept], self.slots[kept], self.sample_rows[is_wanted]
-        )
-
 
 class StepBuilder:
     """Hold what does not change from step to step, one row ("seat") per running sequence, and gather it per step."""
 
     def __init__(self, limits: EngineLimits) -> None:
         num_seats = limits.max_batch_size
-        self._block_size = limits.block_size
+        self.block_size = limits.block_size
         self._free_seats = list(range(num_seats - 1, -1, -1))
         self._block_tables = np.full((num_seats, limits.max_blocks_per_sequence), -1, dtype=np.int32)
         self._temperature = np.zeros(num_seats, dtype=np.float32)
@@ -113,13 +104,13 @@ class StepBuilder:
 
     def block_table(self, seats: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
         """Return ``[B, columns]``, as wide as ``num_tokens`` tokens ask (at least one column), padded with -1."""
-        return self._block_tables[seats, : max(1, -(-num_tokens // self._block_size))]
+        return self._block_tables[seats, : max(1, -(-num_tokens // self.block_size))]
 
     def slots(self, seats: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each position ``[n]`` of the sequences in ``seats [n]``."""
-        blocks, offsets = np.divmod(positions, self._block_size)
+        blocks, offsets = np.divmod(positions, self.block_size)
         slots: NDArray[np.int64] = self._block_tables[seats, blocks].astype(np.int64)
-        slots *= self._block_size
+        slots *= self.block_size
         slots += offsets
         return slots
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftline.sessions.batch_split import KEY_CHUNK, Part, StepCost, fit_columns, split_batch
 from draftline.sessions.engine_config import EngineConfig, draft_model_file
-from draftline.sessions.onnxruntime_graph import CausalMask, OnnxRuntimeGraph
+from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph, causal_mask
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import DraftBatch, DraftResult, StepBatch
 
@@ -20,11 +20,11 @@ class OnnxRuntimeDraftSession:
     """Implements ``DraftSession``: drafter ``index`` of the engine, an EAGLE head or a draft model.
 
     A step's rows stay in one array per forward: keys and values, and the outputs a head is fed with at the next depth.
+    Features of the target that rows are fed with are copied when they are kept: they outlive the target's forward.
     A first forward whose sequences differ much runs in parts, as the target's steps do.
     """
 
     def __init__(self, directory: Path, config: EngineConfig, index: int, target_session: OnnxRuntimeSession) -> None:
-        assert config.tree is not None
         self._config, self._draft, self._target = config, config.drafts[index], target_session
         draft = self._draft
         pool_shape = (
@@ -35,11 +35,12 @@ class OnnxRuntimeDraftSession:
             config.block_size,
             draft.head_size,
         )
-        self._graph = OnnxRuntimeGraph(directory / draft_model_file(index), config.num_threads, pool_shape)
+        path = directory / draft_model_file(index)
+        self._graph = OnnxRuntimeGraph(path, config.num_threads, pool_shape, takes_turns=True)
         self._is_head = draft.feature_size > 0
         self._row_names = ("kv_rows", "hidden") if self._is_head else ("kv_rows",)
         self._sample_names = ("candidate_ids", "candidate_log_probs", *(() if self._is_head else ("sampled_ids",)))
-        self._causal_mask = CausalMask(config.max_num_tokens + config.tree.max_depth)
+        self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
         self._cost = StepCost.of_draft(draft, config.weights_dtype)
         self._no_kept_kv = np.empty((2 * draft.num_layers, 0, draft.num_key_value_heads * draft.head_size), np.float32)
         # Rows of this step, by forward: the id of its first row, and its rows.
@@ -70,6 +71,15 @@ class OnnxRuntimeDraftSession:
             results["candidate_log_probs"],
             None if sampled is None else sampled.astype(np.int32),
         )
+
+    def keep_features(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        num_places = int(places.max(initial=-1)) + 1
+        if num_places > len(self._features):
+            larger = np.empty((max(num_places, 2 * len(self._features)), self._draft.feature_size), np.float32)
+            larger[: len(self._features)] = self._features
+            self._features = larger
+        first = self._draft.feature_start
+        self._features[places] = self._target.features[rows, first : first + self._draft.feature_size]
 
     def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         for first_id, kv_rows in zip(self._first_ids, self._kv_rows, strict=True):
@@ -108,8 +118,7 @@ class OnnxRuntimeDraftSession:
         target = np.empty((0, draft.feature_size), np.float32)
         own = np.empty((0, draft.hidden_size), np.float32)
         if feature_rows[0] >= 0:
-            columns = slice(draft.feature_start, draft.feature_start + draft.feature_size)
-            target = np.ascontiguousarray(self._target.features[feature_rows, columns])
+            target = self._features[feature_rows]
         else:
             own = self._gather(self._hidden, -1 - feature_rows.astype(np.int64), axis=0)
         return {"target_features": target, "own_features": own}
@@ -145,7 +154,7 @@ class OnnxRuntimeDraftSession:
         return gathered
 
     def _run_part(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        mask = self._causal_mask.rows(step.sequence_starts) if step.packed_mask is None else step.packed_mask
+        mask = causal_mask(step.sequence_starts) if step.packed_mask is None else step.packed_mask
         sampling: dict[str, NDArray[Any]] = {"candidate_rows": step.sample_rows}
         if not self._is_head:
             sampling |= {name: getattr(step, name) for name in ("temperature", "top_k", "top_p", "uniform")}

@@ -13,9 +13,15 @@ from draftline.errors import ArtifactError, MissingPackageError
 
 
 class OnnxRuntimeGraph:
-    """``pool [layers, max_blocks, 2, K, S, D] float32`` is one numpy array, read in place as ``kv_pool.L``."""
+    """``pool [layers, max_blocks, 2, K, S, D] float32`` is one numpy array, read in place as ``kv_pool.L``.
 
-    def __init__(self, path: Path, num_threads: int, pool_shape: tuple[int, int, int, int, int, int]) -> None:
+    ``takes_turns``: whether another graph runs when this one is done. Its threads then stop at once instead of spinning
+    for more work on the cores that the other one needs.
+    """
+
+    def __init__(
+        self, path: Path, num_threads: int, pool_shape: tuple[int, int, int, int, int, int], *, takes_turns: bool
+    ) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -28,6 +34,8 @@ class OnnxRuntimeGraph:
         options.intra_op_num_threads = num_threads
         options.enable_mem_pattern = False  # every step has other shapes
         options.log_severity_level = 3
+        if takes_turns:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except (*self._failures, state.NoSuchFile, state.InvalidGraph, state.InvalidProtobuf) as error:
@@ -50,9 +58,6 @@ class OnnxRuntimeGraph:
             got = f"{len(inputs)} layers of {next(iter(inputs.values()), None)}"
             rule = f"reads the pools of config.json, {len(described)} layers of {shape}"
             raise ArtifactError(path, rule, got, "build the engine again")
-
-    def output_names(self) -> set[str]:
-        return {value.name for value in self._session.get_outputs()}
 
     def run(self, feeds: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         """Run one forward and return the outputs ``names``.
@@ -83,15 +88,16 @@ class OnnxRuntimeGraph:
         del self._binding, self._pool_values, self._session
 
 
-class CausalMask:
-    """Packed masks of sequences whose rows are chains, cut out of one table."""
+def causal_mask(sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Build the packed mask of sequences whose in-step rows are chains.
 
-    def __init__(self, max_rows: int) -> None:
-        bits = np.tri(max_rows, -(-max_rows // 32) * 32, dtype=bool)
-        self._words = np.packbits(bits, axis=1, bitorder="little").view("<i4").astype(np.int32)
+    Shapes: ``sequence_starts [B + 1]`` -> ``[T, W] int32``: row i of a sequence may attend to its first i + 1 rows.
 
-    def rows(self, sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return ``[T, W] int32``: row i of a sequence may attend to its first i + 1 rows."""
-        lengths = np.diff(sequence_starts)
-        in_step = np.arange(int(sequence_starts[-1])) - np.repeat(sequence_starts[:-1], lengths)
-        return self._words[in_step, : -(-int(lengths.max()) // 32)]
+    >>> causal_mask(np.array([0, 3, 4], np.int32)).tolist()
+    [[1], [3], [7], [1]]
+    """
+    lengths = np.diff(sequence_starts)
+    in_step = np.arange(sequence_starts[-1]) - np.repeat(sequence_starts[:-1], lengths)
+    first_bits = np.arange(0, int(lengths.max()), 32)
+    num_bits = np.clip(in_step[:, None] + 1 - first_bits, 0, 32).astype(np.int64)
+    return ((1 << num_bits) - 1).astype(np.uint32).view(np.int32)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from draftline.logit_edits import NO_EDITS, LogitEdits
 from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
-from draftline.sessions.engine_config import MODEL_FILE, EngineConfig
-from draftline.sessions.onnxruntime_graph import CausalMask, OnnxRuntimeGraph
+from draftline.sessions.engine_config import METHODS_WITH_SESSIONS, MODEL_FILE, EngineConfig
+from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph, causal_mask
 from draftline.sessions.protocol import StepBatch, StepResult
 
 
@@ -35,8 +35,12 @@ class OnnxRuntimeSession:
             config.block_size,
             model.head_size,
         )
-        self._graph = OnnxRuntimeGraph(directory / MODEL_FILE, config.num_threads, pool_shape)
-        self._causal_mask = CausalMask(config.max_num_tokens)
+        self._graph = OnnxRuntimeGraph(
+            directory / MODEL_FILE,
+            config.num_threads,
+            pool_shape,
+            takes_turns=any(draft.method in METHODS_WITH_SESSIONS for draft in config.drafts),
+        )
         self._cost = StepCost.of_model(model, config.weights_dtype)
         self._head_names = ("head_ids", "head_log_probs") if any(draft.num_heads for draft in config.drafts) else ()
         self._row_names = (
@@ -111,12 +115,12 @@ class OnnxRuntimeSession:
         num_samples = len(batch.sample_rows)
         if self._config.weights_dtype == "int4" and len(batch.input_ids) == 1:
             batch = _twice(batch)  # without AVX-512, the 4-bit kernel sums a single row in another order
-        outputs = self._graph.run(_feeds(batch, self._causal_mask), (*names, *self._row_names))
+        outputs = self._graph.run(_feeds(batch), (*names, *self._row_names))
         return {name: value if name in self._row_names else value[:num_samples] for name, value in outputs.items()}
 
 
-def _feeds(batch: StepBatch, causal_mask: CausalMask) -> dict[str, NDArray[Any]]:
-    mask = causal_mask.rows(batch.sequence_starts) if batch.packed_mask is None else batch.packed_mask
+def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
+    mask = causal_mask(batch.sequence_starts) if batch.packed_mask is None else batch.packed_mask
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,

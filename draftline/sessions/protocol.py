@@ -98,9 +98,9 @@ class DraftBatch:
 
     - ``is_first``: whether the step begins: rows and ids of the step before are forgotten.
     - ``input_ids``, ``position_ids [N] int32``: of the new rows, in the order of their ids.
-    - ``feature_rows [N] int32``: what is fed to a head beside the token. >= 0: the target's features at this row of its
-      last forward. < 0: this drafter's own output at row id ``-1 - value``. Ignored by a draft model. One forward
-      has rows of one kind only.
+    - ``feature_rows [N] int32``: what is fed to a head beside the token. >= 0: the target's features that
+      ``keep_features`` put in this place. < 0: this drafter's own output at row id ``-1 - value``. Ignored by a draft
+      model. One forward has rows of one kind only.
     - ``row_ids [T] int32``: ids of the in-step rows, packed by sequence as ``sequence_starts`` says, parents before
       children. Every new row is among them once.
     - ``context_lengths``, ``block_table``: as in ``StepBatch``, of the drafter's own pool.
@@ -138,6 +138,13 @@ class DraftResult:
 
 class DraftSession(Protocol):
     """A drafter's graph loaded for execution beside a target session, with a pool of as many blocks as the target's."""
+
+    def keep_features(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Keep the target's features at ``rows`` of its last forward in ``places`` (0, 1, ...) until they are replaced.
+
+        Heads alone.
+        """
+        ...
 
     def forward(self, batch: DraftBatch) -> DraftResult:
         """Run one forward. The pool is not written; rows stay with the session until a forward begins a new step."""

@@ -47,6 +47,7 @@ class FakeDraftSession:
         self._block_size = block_size
         self._pool = np.full((num_blocks * block_size, 3), -1, dtype=np.int64)
         self._rows: list[Row] = []
+        self._features: dict[int, tuple[int, int]] = {}  # place -> token and position of the target's row
         self.num_forwards = 0
 
     def forward(self, batch: DraftBatch) -> DraftResult:
@@ -80,6 +81,13 @@ class FakeDraftSession:
             None if self._is_head else np.array(sampled, dtype=np.int32),
         )
 
+    def keep_features(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        assert self._is_head
+        last = self._target.last
+        assert last is not None
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            self._features[place] = int(last.input_ids[row]), int(last.position_ids[row])
+
     def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         assert row_ids.shape == slots.shape
         assert len(set(slots.tolist())) == slots.size
@@ -99,10 +107,9 @@ class FakeDraftSession:
             assert -1 - feature_row < first_id, "a row is fed what an earlier forward put out"
             assert parent.position == position - 1
             return parent.token
-        last = self._target.last
-        assert last is not None
-        assert int(last.position_ids[feature_row]) == position
-        return int(last.input_ids[feature_row])
+        token, feature_position = self._features[feature_row]
+        assert feature_position == position
+        return token
 
     def _context(self, batch: DraftBatch, place: int) -> NDArray[np.int32]:
         """Return the text that an in-step row stands for, as its pool and its ancestors tell it."""

@@ -37,8 +37,8 @@ class InStep:
 class DraftSteps:
     """Drives ``session`` over ``texts``, whose ``num_committed`` counts rows of the drafter's pool."""
 
-    def __init__(self, session: DraftSession, texts: Sequence[Text]) -> None:
-        self.session, self.texts = session, texts
+    def __init__(self, session: DraftSession, texts: Sequence[Text], is_head: bool = True) -> None:
+        self.session, self.texts, self.is_head = session, texts, is_head
         self.in_step = [InStep() for _ in texts]
         self.num_rows = 0
         self.batch_of_last_forward: DraftBatch | None = None
@@ -46,19 +46,25 @@ class DraftSteps:
     def first(
         self, tokens: Sequence[Sequence[int]], feature_rows: Sequence[Sequence[int]], with_candidates: bool = True
     ) -> DraftResult:
-        """Run chains of known tokens, packed in order, without a mask; candidates behind the last of each."""
+        """Run chains of known tokens, packed in order, without a mask; candidates behind the last of each.
+
+        ``feature_rows``: of the target's last forward, for heads; they are kept in other places first.
+        """
         self.in_step, self.num_rows = [InStep() for _ in self.texts], 0
         for in_step, chain in zip(self.in_step, tokens, strict=True):
             for index in range(len(chain)):
                 in_step.add(self.num_rows, index - 1)
                 self.num_rows += 1
         lasts = np.cumsum([len(chain) for chain in tokens]) - 1
+        places = np.arange(self.num_rows)[::-1]
+        if self.is_head:
+            self.session.keep_features(np.concatenate([np.array(rows, np.int64) for rows in feature_rows]), places)
         positions = [text.num_committed + np.arange(len(c)) for text, c in zip(self.texts, tokens, strict=True)]
         return self.session.forward(
             self._batch(
                 np.concatenate([np.array(chain, np.int32) for chain in tokens]),
                 np.concatenate(positions).astype(np.int32),
-                np.concatenate([np.array(rows, np.int32) for rows in feature_rows]),
+                places.astype(np.int32),
                 lasts if with_candidates else np.empty(0, np.int32),
                 is_first=True,
             )

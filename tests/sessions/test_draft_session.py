@@ -99,7 +99,7 @@ class Run:
         blocks = [list(range(6)), [40, 9, 30, 31, 12, 13], list(range(20, 26))]
         self.target_texts = [Text(list(ids)) for ids in blocks]
         self.draft_texts = [Text(list(ids)) for ids in blocks]
-        self.steps = DraftSteps(opened.draft, self.draft_texts)
+        self.steps = DraftSteps(opened.draft, self.draft_texts, is_head=opened.lag == 1)
 
     def extend(self, chunks: list[list[int]], following: list[int], with_candidates: bool = True) -> DraftResult:
         """Run and commit ``chunks`` in the target, then in the drafter; ``following[b]`` is the token behind them."""
@@ -209,6 +209,20 @@ def test_a_first_forward_may_follow_another(opened: Opened, prompts: list[list[i
     again = run.steps.first(prompts, rows)
     np.testing.assert_array_equal(once.token_ids, again.token_ids)
     np.testing.assert_array_equal(once.log_probs, again.log_probs)
+
+
+@pytest.mark.parametrize("opened", ["eagle1", "eagle3"], indirect=True)
+def test_kept_features_outlive_the_forward_of_the_target(opened: Opened, prompts: list[list[int]]) -> None:
+    """A row waits for its next token: the target runs other rows meanwhile, whose features go to other places."""
+    run = Run(opened)
+    opened.target.forward(make_batch(run.target_texts, prompts))
+    rows = [part.tolist() for part in np.split(np.arange(sum(PROMPT_LENGTHS)), np.cumsum(PROMPT_LENGTHS)[:-1])]
+    before = run.steps.first(prompts, rows)
+    batch = run.steps.batch_of_last_forward
+    assert batch is not None
+    opened.target.forward(make_batch([Text([50])], [[9, 8, 7]]))
+    opened.draft.keep_features(np.array([0, 2]), np.array([90, 200]))
+    np.testing.assert_array_equal(before.log_probs, opened.draft.forward(batch).log_probs)
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle3", "draft-model"])

@@ -115,7 +115,7 @@ def test_a_draft_model_draws_what_the_target_would(tmp_path: Path, target: Path,
         "uniform": random.random(num_rows, np.float32),
     }
     drawn = session.forward(replace(batch, **sampling)).sampled_ids
-    steps = DraftSteps(draft, [Text(list(range(first, first + 4))) for first in (0, 4, 8)])
+    steps = DraftSteps(draft, [Text(list(range(first, first + 4))) for first in (0, 4, 8)], is_head=False)
     steps.first(chains, [[0] * length for length in LENGTHS])
     again = steps.batch_of_last_forward
     assert again is not None

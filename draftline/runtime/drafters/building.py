@@ -8,6 +8,7 @@ from draftline.runtime.drafters.drafter import Drafter
 from draftline.runtime.drafters.graph import GraphDrafter
 from draftline.runtime.drafters.medusa import MedusaDrafter
 from draftline.runtime.drafters.ngram import NgramDrafter
+from draftline.runtime.limits import EngineLimits
 from draftline.runtime.step_builder import StepBuilder
 from draftline.sessions.protocol import DraftSession
 from draftline.speculation import Acceptance, TreeShape
@@ -50,8 +51,9 @@ class Speculation:
 PLAIN = Speculation((), TreeShape("chain", max_nodes=2, max_depth=1, top_k=1))
 
 
-def build_drafters(speculation: Speculation, builder: StepBuilder, num_seats: int) -> list[Drafter]:
+def build_drafters(speculation: Speculation, builder: StepBuilder, limits: EngineLimits) -> list[Drafter]:
     """Build a drafter per source; a node's ``source`` is the index here."""
+    num_seats = limits.max_batch_size
     drafters: list[Drafter] = []
     for index, source in enumerate(speculation.sources):
         if source.method == "ngram":
@@ -68,6 +70,7 @@ def build_drafters(speculation: Speculation, builder: StepBuilder, num_seats: in
                     shape=speculation.shape,
                     is_head=source.method in _HEADS,
                     max_positions=source.max_positions or _NO_LIMIT,
+                    max_waiting=limits.max_num_tokens,
                     source=index,
                 )
             )

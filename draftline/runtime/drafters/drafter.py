@@ -31,7 +31,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """What a step committed for the sequences that go on. ``result`` is the whole step's, indexed by sampled row."""
+    """What a step committed, also of answers that ended in it, which still have their seats."""
 
     sequences: list[Sequence]
     seats: NDArray[np.int64]
@@ -51,10 +51,18 @@ class Drafter(Protocol):
         """Take a sequence that was given a seat; its first ``num_committed`` tokens came from the prefix cache."""
         ...
 
+    def leave(self, seat: int) -> None:
+        """Forget the sequence in this seat: it ended, or lost its blocks."""
+        ...
+
     def propose(self, roots: Roots) -> DraftTrees:
         """Draft a tree for every root, none deeper than its ``max_depths``; the root alone where it cannot."""
         ...
 
     def observe(self, step: VerifiedStep) -> None:
         """Take in what a step committed."""
+        ...
+
+    def num_filled(self, sequence: Sequence) -> int:
+        """Count the committed tokens of which this drafter holds all that a sequence sharing their blocks needs."""
         ...

@@ -25,8 +25,10 @@ from draftline.tree_growth import TreeGrowth, needed_candidates
 class GraphDrafter:
     """One session's drafter; state by seat.
 
-    A sequence is followed from its first chunk on: its committed tokens have rows in the drafter's pool, up to
-    ``max_positions``, behind which it is decoded without this drafter.
+    Rows that a step committed wait until somebody drafts, or until ``max_waiting`` have gathered; then one forward
+    fills the pool with all of them, and gives the candidates of depth 1 for who decodes. So steps that decode plainly
+    cost next to nothing. A sequence is followed up to ``max_positions``, behind which it is decoded without this
+    drafter.
     """
 
     def __init__(
@@ -38,12 +40,16 @@ class GraphDrafter:
         shape: TreeShape,
         is_head: bool,
         max_positions: int,
+        max_waiting: int,
         source: int,
     ) -> None:
         self._session, self._builder, self._shape, self._source = session, builder, shape, source
-        self._is_head, self._max_positions = is_head, max_positions
+        self._is_head, self._max_positions, self._max_waiting = is_head, max_positions, max_waiting
         num_candidates = needed_candidates(shape)
-        self._is_followed = np.zeros(num_seats, dtype=np.bool_)
+        self._sequences: list[Sequence | None] = [None] * num_seats  # those that are followed
+        self._num_filled = np.zeros(num_seats, dtype=np.int64)  # committed tokens behind these wait
+        self._places = np.zeros((num_seats, 0), dtype=np.int64)  # of the features of waiting rows, by position
+        self._num_waiting = 0
         self._has_candidates = np.zeros(num_seats, dtype=np.bool_)
         self._candidate_ids = np.zeros((num_seats, num_candidates), dtype=np.int32)
         self._candidate_log_probs = np.zeros((num_seats, num_candidates), dtype=np.float32)
@@ -52,11 +58,25 @@ class GraphDrafter:
         self.num_forwards = 0
 
     def join(self, sequence: Sequence) -> None:
-        self._is_followed[sequence.seat] = sequence.max_draft_tokens > 0
-        self._has_candidates[sequence.seat] = False
+        seat = sequence.seat
+        self._sequences[seat] = sequence if sequence.max_draft_tokens > 0 else None
+        self._num_filled[seat] = sequence.num_committed
+        self._has_candidates[seat] = False
+
+    def leave(self, seat: int) -> None:
+        self._sequences[seat] = None
+        self._has_candidates[seat] = False
+
+    def num_filled(self, sequence: Sequence) -> int:
+        """Count the committed tokens whose rows are in the pool, or never will be."""
+        filled = int(self._num_filled[sequence.seat])
+        is_followed = self._sequences[sequence.seat] is not None and filled < self._max_positions
+        return filled if is_followed else sequence.num_committed
 
     def propose(self, roots: Roots) -> DraftTrees:
         num_roots, seats = len(roots.sequences), roots.seats
+        if self._num_waiting:
+            self._fill()
         # The deepest nodes are not run, and a head's row stands one position before its token.
         room = self._max_positions - roots.contexts + self._is_head
         max_depths = np.where(self._has_candidates[seats], np.clip(roots.max_depths, 0, room), 0)
@@ -131,38 +151,73 @@ class GraphDrafter:
         return token_ids, log_probs
 
     def observe(self, step: VerifiedStep) -> None:
-        """Fill the pool with the committed rows, and keep the candidates of depth 1."""
         rows, seats = step.rows, step.seats
-        contexts, counts = rows.positions[rows.starts[:-1]], np.diff(rows.starts)
-        room = np.maximum(self._max_positions - contexts, 0) * self._is_followed[seats]
-        is_drawn = (rows.sample_rows >= 0) & (counts + (not self._is_head) <= room)
-        num_committed = np.minimum(counts, room)
-        num_new = num_committed + (0 if self._is_head else is_drawn)
-        self._has_candidates[seats] = is_drawn
-        takes_part = num_new > 0
-        if not takes_part.any():
+        self._has_candidates[seats] = False
+        if not any(self._sequences[seat] is not None for seat in seats.tolist()):
             return
-        is_kept = rows.positions - np.repeat(contexts, counts) < np.repeat(num_committed, counts)
-        is_drawn, num_new, contexts = is_drawn[takes_part], num_new[takes_part], contexts[takes_part]
-        starts = _starts(num_new)
-        pieces = zip(
-            np.flatnonzero(takes_part).tolist(), (contexts + self._is_head).tolist(), num_new.tolist(), strict=True
+        if self._is_head:
+            self._keep_features(np.repeat(seats, np.diff(rows.starts)), rows.positions, rows.rows)
+        self._num_waiting += len(rows.rows)
+        if self._num_waiting >= self._max_waiting or any(self._must_share(sequence) for sequence in step.sequences):
+            self._fill()
+
+    def _must_share(self, sequence: Sequence) -> bool:
+        """Whether a finished answer has whole blocks that nobody could share unless they are filled now."""
+        block_size = self._builder.block_size
+        return (
+            sequence.is_finished
+            and self._sequences[sequence.seat] is not None
+            and sequence.num_published_blocks < _num_known_rows(sequence, self._is_head) // block_size
         )
-        texts = [sequence.token_ids for sequence in step.sequences]
-        input_ids = np.concatenate([texts[index][first : first + count] for index, first, count in pieces])
-        position_ids = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], num_new)
-        candidate_rows = (starts[1:] - 1)[is_drawn]
-        seats = seats[takes_part]
-        drawn_seats = seats[is_drawn]
+
+    def _keep_features(self, seats: NDArray[np.int64], positions: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        places = self._num_waiting + np.arange(len(rows))
+        self._session.keep_features(rows, places)
+        width = 2 * self._max_waiting
+        if self._places.shape[1] != width:
+            self._places = np.zeros((len(self._sequences), width), dtype=np.int64)
+        self._places[seats, positions % width] = places
+
+    def _fill(self) -> None:
+        """Fill the pool with the rows that wait, and keep the candidates of depth 1 of the sequences that decode."""
+        self._num_waiting = 0
+        num_seats = len(self._sequences)
+        followed = np.fromiter((sequence is not None for sequence in self._sequences), np.bool_, num_seats)
+        room = np.where(followed, np.maximum(self._max_positions - self._num_filled, 0), 0)
+        num_known = np.zeros(num_seats, dtype=np.int64)
+        decodes = np.zeros(num_seats, dtype=np.bool_)
+        for seat, sequence in enumerate(self._sequences):
+            if sequence is not None:
+                num_known[seat] = _num_known_rows(sequence, self._is_head)
+                decodes[seat] = sequence.num_pending == 1 and not sequence.is_finished
+        num_waiting = np.where(followed, num_known - self._num_filled, 0)
+        num_roots = decodes.astype(np.int64) * (not self._is_head)
+        decodes &= num_waiting + num_roots <= room
+        num_committed: NDArray[np.int64] = np.minimum(num_waiting, room)
+        num_new: NDArray[np.int64] = num_committed + num_roots * decodes
+        seats = np.flatnonzero(num_new)
+        if not seats.size:
+            return
+        num_new, num_committed, decodes = num_new[seats], num_committed[seats], decodes[seats]
+        contexts, starts = self._num_filled[seats], _starts(num_new)
+        owners = np.repeat(seats, num_new)
+        positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], num_new)
+        texts = [self._sequences[seat] for seat in seats.tolist()]
+        firsts = (contexts + self._is_head).tolist()
+        pieces = zip(texts, firsts, num_new.tolist(), strict=True)
+        input_ids = np.concatenate([text.token_ids[first : first + n] for text, first, n in pieces if text is not None])
+        candidate_rows = (starts[1:] - 1)[decodes]
+        drawn_seats = seats[decodes]
         temperature, top_k, top_p, numbers = self._builder.sampling(
-            drawn_seats, position_ids[candidate_rows] + 1 + self._is_head
+            drawn_seats, positions[candidate_rows] + 1 + self._is_head
         )
+        places = self._places[owners, positions % self._places.shape[1]] if self._is_head else np.zeros_like(positions)
         result = self._forward(
             DraftBatch(
                 is_first=True,
                 input_ids=input_ids,
-                position_ids=position_ids.astype(np.int32),
-                feature_rows=(rows.rows[is_kept] if self._is_head else np.zeros(len(input_ids))).astype(np.int32),
+                position_ids=positions.astype(np.int32),
+                feature_rows=places.astype(np.int32),
                 sequence_starts=starts,
                 row_ids=np.arange(starts[-1], dtype=np.int32),
                 context_lengths=contexts.astype(np.int32),
@@ -175,17 +230,23 @@ class GraphDrafter:
             )
         )
         self._num_rows = len(input_ids)
-        is_committed = np.ones(len(input_ids), dtype=np.bool_)
-        if not self._is_head:
-            is_committed[candidate_rows] = False
-        self._session.commit(np.flatnonzero(is_committed), rows.slots[is_kept])
+        is_committed = positions < np.repeat(contexts + num_committed, num_new)
+        slots = self._builder.slots(owners[is_committed], positions[is_committed])
+        self._session.commit(np.flatnonzero(is_committed), slots)
+        self._num_filled[seats] += num_committed
         token_ids, log_probs = _sampled_first(result, temperature)
         self._candidate_ids[drawn_seats], self._candidate_log_probs[drawn_seats] = token_ids, log_probs
         self._root_row_ids[drawn_seats] = candidate_rows
+        self._has_candidates[drawn_seats] = True
 
     def _forward(self, batch: DraftBatch) -> DraftResult:
         self.num_forwards += 1
         return self._session.forward(batch)
+
+
+def _num_known_rows(sequence: Sequence, is_head: bool) -> int:
+    """Count the committed rows whose token is known; that of a head's last row is not where the answer has ended."""
+    return min(sequence.num_committed, sequence.num_tokens - is_head)
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int32]:

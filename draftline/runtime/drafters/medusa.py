@@ -29,6 +29,12 @@ class MedusaDrafter:
     def join(self, sequence: Sequence) -> None:
         self._has_candidates[sequence.seat] = False
 
+    def leave(self, seat: int) -> None:
+        """What is kept is replaced by who takes the seat next."""
+
+    def num_filled(self, sequence: Sequence) -> int:
+        return sequence.num_committed
+
     def propose(self, roots: Roots) -> DraftTrees:
         max_depths = np.where(self._has_candidates[roots.seats], roots.max_depths, 0)
         growth = grow_by_depth(

@@ -33,6 +33,12 @@ class NgramDrafter:
     def join(self, sequence: Sequence) -> None:
         self._indices[sequence.seat] = _Index()
 
+    def leave(self, seat: int) -> None:
+        """What is kept is replaced by who takes the seat next."""
+
+    def num_filled(self, sequence: Sequence) -> int:
+        return sequence.num_committed
+
     def propose(self, roots: Roots) -> DraftTrees:
         num_roots = len(roots.sequences)
         token_ids = np.full((num_roots, self._max_depth), -1, dtype=np.int32)
