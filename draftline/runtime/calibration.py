@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.draft_trees import DraftTrees
+from draftline.draft_trees import DraftTrees, flat_parents
 from draftline.runtime.isotonic import fit_isotonic
 
 # Draft probabilities at which acceptance is estimated; in between it is interpolated.
 _KNOTS = np.array([0.0, 0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95, 1.0])
 _PRIOR_TRIALS = 1.0  # at each knot, as if so many drafts had been accepted as often as their probability says
-_MAX_TRIALS = 32.0  # at each knot and source; older ones are forgotten, but
+_MAX_TRIALS = 24.0  # at each knot and source; older ones are forgotten, but
 _MIN_STEPS = 8.0  # those of so many steps like the last one are remembered, however many sequences there are
 
 
@@ -41,13 +41,14 @@ class Calibration:
         estimate[(sources < 0) & (log_probs == 0.0)] = 1.0
         return estimate
 
-    def observe(self, trees: DraftTrees, emitted_ids: NDArray[np.int32]) -> None:
+    def observe(self, trees: DraftTrees, depths: NDArray[np.int64], emitted_ids: NDArray[np.int32]) -> None:
         """Learn from a step.
 
-        Shapes: ``emitted_ids [B, D + 1] int32``: the accepted draft tokens and the bonus token of every tree, padded
-        with -1. The trees may hold nodes that the target never ran: the tokens say what would have become of them.
+        Shapes: ``depths [B, N]`` of the nodes, -1 in padding; ``emitted_ids [B, D + 1] int32``: the accepted draft
+        tokens and the bonus token of every tree, padded with -1. The trees may hold nodes that the target never ran:
+        the tokens say what would have become of them.
         """
-        log_probs, sources, outcomes = _find_trials(trees, emitted_ids)
+        log_probs, sources, outcomes = _find_trials(trees, depths, emitted_ids)
         if not outcomes.size:
             return
         index, fraction = _places(log_probs)
@@ -80,20 +81,18 @@ _POSITIONS = np.arange(_KNOTS.size, dtype=np.float64)
 
 
 def _find_trials(
-    trees: DraftTrees, emitted_ids: NDArray[np.int32]
+    trees: DraftTrees, depths: NDArray[np.int64], emitted_ids: NDArray[np.int32]
 ) -> tuple[NDArray[np.float32], NDArray[np.int8], NDArray[np.bool_]]:
     """Walk down every tree by the emitted tokens; children of the nodes on the way are the trials."""
-    on_path = np.zeros(emitted_ids.shape[0], np.int64)
-    trials = np.zeros(trees.parents.shape, np.bool_)
-    outcomes = np.zeros(trees.parents.shape, np.bool_)
-    for depth in range(emitted_ids.shape[1]):
-        emitted = emitted_ids[:, depth, None]
-        children = (trees.parents == on_path[:, None]) & (emitted >= 0)
-        trials |= children
-        hits = children & (trees.token_ids == emitted)
-        has_hit = hits.any(axis=1)
-        if not has_hit.any():
-            break
-        outcomes |= hits
-        on_path = np.where(has_hit, hits.argmax(axis=1), -2)  # -2: left the tree, nobody's parent
-    return trees.log_probs[trials], trees.sources[trials], outcomes[trials]
+    width, longest = depths.shape[1], emitted_ids.shape[1]
+    node_rows = np.arange(depths.size) // width
+    place = depths.ravel() - 1  # of the token emitted at a node's depth; -1 at roots, -2 in padding
+    emitted = emitted_ids.ravel()[node_rows * longest + np.clip(place, 0, longest - 1)]
+    is_decided = (emitted >= 0) & (place >= 0) & (place < longest)
+    parents = flat_parents(trees.parents)
+    is_hit = is_decided & (trees.token_ids.ravel() == emitted)
+    is_hit |= place == -1
+    for _ in range(int(place.max())):  # after i rounds, those down to depth i + 1 are right
+        is_hit &= is_hit[parents]
+    trials = np.flatnonzero(is_decided & is_hit[parents])
+    return trees.log_probs.ravel()[trials], trees.sources.ravel()[trials], is_hit[trials]

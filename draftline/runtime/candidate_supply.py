@@ -39,15 +39,14 @@ class CandidateSupply:
     ) -> None:
         """Learn from all candidates of a step, chosen or not.
 
-        Shapes: ``acceptance``, ``depths [M]``: of the path that ends in a candidate, and its depth, 1.. .
+        Shapes: ``acceptance``, ``depths [M]``: of the path that ends in a candidate, and its depth, 1, 2, ...
         ``num_steps`` have passed since the last call, this one included.
         """
         bins = (-_BINS_PER_OCTAVE * np.log2(np.maximum(acceptance, 1e-9))).astype(np.int64)
         places = (depths - 1) * _NUM_BINS + np.minimum(bins, _NUM_BINS - 1)
-        within = depths <= self._max_depth
         size = self._max_depth * _NUM_BINS
-        counts = np.bincount(places[within], minlength=size)
-        tokens = np.bincount(places[within], acceptance[within], minlength=size)
+        counts = np.bincount(places, minlength=size)[:size]
+        tokens = np.bincount(places, acceptance, minlength=size)[:size]
         new = np.stack([counts, tokens]).reshape(self._supply.shape) / num_sequences
         weight = min(1.0 - (1.0 - _RATE) ** num_steps, _MAX_WEIGHT)
         # The first trees are told from what the draft believes of itself: they are soon overruled, 1, 2/3, 1/2, 2/5.

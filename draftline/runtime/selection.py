@@ -13,6 +13,9 @@ from draftline.runtime.draft_cost import DraftCost
 from draftline.runtime.probing import ProbeTimer
 from draftline.speculation import TreeShape
 
+_TIE_BREAK = 1e-9
+_TRUST_RATE = 1 / 24  # at which drafted steps are forgotten that show how far expectations come true
+_TRUST_TOKENS = 2.0  # as if so many had been expected and accepted
 _MIN_GAIN = 1.02  # expected over plain decoding, below which it is not worth the host's work
 
 
@@ -25,8 +28,8 @@ class SpeculationPolicy:
 
     Speculation stops where plain decoding is expected to be faster, and a shallower draft is taken where deeper levels
     do not pay for their forward. Now and then a probe drafts deeper than seems to pay. Probes are rare enough to cost
-    at most 1.5 % where they fail, and what they find needs no verification: the tokens that the target draws anyway tell
-    which candidates they would have been.
+    at most 1.5 % where they fail, and what they find needs no verification: the tokens that the target draws anyway
+    tell which candidates they would have been.
     """
 
     def __init__(self, shape: TreeShape, cost: CostCurve, num_sources: int) -> None:
@@ -38,16 +41,19 @@ class SpeculationPolicy:
         self._probes = ProbeTimer()
         self._depths = np.arange(1, shape.max_depth + 1)
         self._depth = 0  # of this step
-        self._drafted: DraftTrees | None = None  # of this step
+        self._drafted: DraftTrees | None = None  # of this step, and the depths of its nodes
+        self._node_depths: NDArray[np.int64] | None = None
         self._rate_to_beat: float | None = None  # of this step, where it is a probe: tokens/ms of what it replaces
         self._num_steps_unseen = 0  # since the supply was last observed
+        self._expected = 0.0  # accepted tokens of this step
+        self._recently_expected, self._recently_accepted = 0.0, 0.0
 
     def plan(self, num_sequences: int, num_other_rows: int) -> int:
         """Return how many depths to draft in this step, 0..max_depth; 0 = decode plainly.
 
         ``num_sequences`` decode; ``num_other_rows`` rows of prefill run in the same forward.
         """
-        self._drafted, self._rate_to_beat = None, None
+        self._drafted = self._node_depths = self._rate_to_beat = None
         self._num_steps_unseen += 1
         self._depth = self.shape.max_depth
         if self.shape.kind != "auto" or not self._supply.is_known:
@@ -69,7 +75,6 @@ class SpeculationPolicy:
         ``max_rows`` bounds the rows of these trees over the whole batch, roots included and other rows not; the nodes
         least likely to be accepted go first.
         """
-        self._drafted = trees
         num_sequences, width = trees.parents.shape
         is_node = np.arange(width) < trees.num_nodes[:, None]
         num_drafted = int(trees.num_nodes.sum()) - num_sequences
@@ -77,12 +82,14 @@ class SpeculationPolicy:
         if num_drafted == num_allowed and self.shape.kind != "auto":
             return is_node
 
-        depths = node_depths(trees).ravel()
+        self._drafted, self._node_depths = trees, node_depths(trees)
+        depths = self._node_depths.ravel()
         reach = self._reach(trees, int(depths.max(initial=0))).ravel()
         nodes = np.flatnonzero(depths > 0)
         reach, depths = reach[nodes], depths[nodes]
-        # A child is never likelier than its parent; where they are equal, the parent's smaller depth goes first.
-        order = np.lexsort((depths, -reach))
+        # A child is never likelier than its parent. A minute discount per depth lets parents go first among equals;
+        # where nothing is expected of either, the sort keeps the order of nodes, in which parents go first as well.
+        order = np.argsort(reach * (_TIE_BREAK * depths - 1.0), kind="stable")
         num_kept = num_allowed
         if self.shape.kind == "auto":
             self._supply.observe(reach, depths, num_sequences, self._depth, self._num_steps_unseen)
@@ -92,6 +99,7 @@ class SpeculationPolicy:
             tokens += num_sequences
             rows = np.arange(num_sequences + num_other_rows, num_sequences + num_other_rows + num_allowed + 1)
             num_kept = int(np.argmax(tokens / (self.cost.at(rows) + self._draft_ms(num_sequences, self._depth))))
+        self._expected = float(reach[order[:num_kept]].sum())
         keep = np.zeros(trees.parents.size, np.bool_)
         keep[nodes[order[:num_kept]]] = True
         keep = keep.reshape(trees.parents.shape)
@@ -117,12 +125,14 @@ class SpeculationPolicy:
         """
         num_sequences = trees.parents.shape[0]
         self.cost.observe(num_rows, verify_ms)
-        self._draft_cost.observe(num_sequences, self._depth, draft_ms)
-        drafted = trees if self._drafted is None else self._drafted
-        if drafted.parents.shape[1] == 1:
+        self._draft_cost.observe(num_sequences, self._depth if self._drafted is not None else 0, draft_ms)
+        drafted, depths = self._drafted, self._node_depths
+        if drafted is None or depths is None:
             return
+        self._recently_expected += self._expected - _TRUST_RATE * self._recently_expected
+        self._recently_accepted += float(num_accepted_tokens.sum()) - _TRUST_RATE * self._recently_accepted
         emitted_ids = _emitted_ids(trees, paths, num_accepted_tokens, bonus_ids)
-        self.calibration.observe(drafted, emitted_ids)
+        self.calibration.observe(drafted, depths, emitted_ids)
         if self._rate_to_beat is not None:
             # Where the probe did not trust its candidates enough to verify them, one per sequence might have paid.
             other_rows = num_rows - int(trees.num_nodes.sum())
@@ -134,11 +144,13 @@ class SpeculationPolicy:
         """Return the depth of the highest expected rate, 0 = none, and that rate in tokens/ms."""
         num_roots = num_sequences + num_other_rows
         nodes, tokens = self._supply.totals()
+        # Calibration needs trials of every probability to notice a change; the sum over all of them shows it sooner.
+        trust = (self._recently_accepted + _TRUST_TOKENS) / (self._recently_expected + _TRUST_TOKENS)
         fixed_ms = self._draft_cost.fixed_ms(num_sequences)
         plain_rate = num_sequences / (float(self.cost.at(num_roots)) + fixed_ms)
         draft_ms = fixed_ms + self._depths * self._draft_cost.per_depth_ms(num_sequences)
         milliseconds = self.cost.at(num_roots + num_sequences * nodes) + draft_ms[:, None]
-        rates = (num_sequences * (1.0 + tokens) / milliseconds).max(axis=1)
+        rates = (num_sequences * (1.0 + min(trust, 1.0) * tokens) / milliseconds).max(axis=1)
         best = int(rates.argmax())
         if rates[best] < _MIN_GAIN * plain_rate:
             return 0, plain_rate
@@ -164,11 +176,11 @@ def _emitted_ids(
     bonus_ids: NDArray[np.int32],
 ) -> NDArray[np.int32]:
     """The accepted draft tokens and the bonus token of every sequence, padded with -1: ``[B, D + 1] int32``."""
-    emitted = np.full(paths.shape, -1, np.int32)
+    sequences = np.arange(paths.shape[0])
     accepted = paths[:, 1:]
-    token_ids = np.take_along_axis(trees.token_ids, np.maximum(accepted, 0), axis=1)
-    emitted[:, :-1] = np.where(accepted >= 0, token_ids, -1)
-    emitted[np.arange(emitted.shape[0]), num_accepted_tokens] = bonus_ids
+    emitted = np.full(paths.shape, -1, np.int32)
+    emitted[:, :-1] = np.where(accepted >= 0, trees.token_ids[sequences[:, None], accepted], -1)
+    emitted[sequences, num_accepted_tokens] = bonus_ids
     return emitted
 
 
