@@ -194,6 +194,39 @@ def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: 
         np.testing.assert_array_equal(session(shape, num_threads).run(None, part)[0], expected[:num_rows])
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(4, 2, 16, 8, 0),
+        Shape(1, 1, 64, 64, 0),
+        Shape(9, 3, 64, 16, 20),
+        Shape(4, 4, 16, 16, 0),
+        Shape(8, 1, 128, 16, 0),
+    ],
+)
+def test_a_node_of_a_tree_has_the_bits_of_its_chain(shape: Shape, num_threads: int) -> None:
+    """In whatever columns of a chunk of keys the node and its ancestors stand, however many others between them."""
+    random = np.random.default_rng(8)
+    for num_nodes, context in ((2, 0), (17, 300), (64, 64), (40, 600), (9, 119), (64, 128)):
+        tree = (-1, *(int(random.integers(max(0, node - 8), node)) for node in range(1, num_nodes)))
+        inputs = make_inputs(shape, Case((context, 77), (tree, chain(3)), num_nodes))
+        out = session(shape, num_threads).run(None, inputs)[0]
+        for node in {*random.integers(num_nodes, size=6).tolist(), num_nodes - 1}:
+            path = [node]
+            while tree[path[0]] >= 0:
+                path.insert(0, tree[path[0]])
+            alone = {
+                **inputs,
+                **{name: inputs[name][path] for name in ("q", "k_new", "v_new")},
+                "block_table": inputs["block_table"][:1, : num_columns(shape, context + len(path))],
+                "context_lengths": np.array([context], np.int32),
+                "sequence_starts": np.array([0, len(path)], np.int32),
+                "packed_mask": pack_mask(build_tree_mask(chain(len(path)))),
+            }
+            np.testing.assert_array_equal(run(shape, alone)[-1], out[node])
+
+
 def test_what_lies_behind_the_committed_tokens_is_not_read() -> None:
     shape = Shape(4, 2, 16, 16, 0)
     inputs = make_inputs(shape, Case((21, 40), (chain(3), (-1, 0, 0)), 6))

@@ -1,4 +1,4 @@
-"""The row law: the logits of a row are the same bits whatever stands beside it, however its text was cut.
+"""The row law: the logits of a row are the same bits whatever stands beside it, however its text was cut or drafted.
 
 It holds on tiny models of awkward sizes, with every dtype of weights and number of threads.
 """
@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftline.sessions.batch_split import KEY_CHUNK
 from draftline.sessions.engine_config import load_engine_config
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from tests.sessions.random_trees import path_to, random_tree
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
@@ -109,3 +111,39 @@ def test_neighbours_do_not_matter(bench: Bench) -> None:
         check_rows(bench.session.forward_logits(batch), rows)
         if num_samples:
             check_rows(bench.session.forward_logits(fewer), rows[chosen])
+
+
+def test_drafts_do_not_matter(bench: Bench) -> None:
+    """Rows on the true path of a draft are those of the plain text, beside wrong nodes and other drafts, step by step.
+
+    Trees lie in one chunk of keys; where none fits, a chain goes over the border.
+    """
+    random = np.random.default_rng(2)
+    texts = [bench.new_text(index) for index in range(len(LENGTHS))]
+    for text, ids in zip(texts, bench.texts, strict=True):
+        if len(ids) > 1:
+            run_text(bench.session, text, ids[: min(len(ids) - 1, int(random.integers(1, 100)))])
+    while members := [index for index, text in enumerate(texts) if text.num_committed < LENGTHS[index]]:
+        trees, drafts, paths = [], [], []
+        for index in members:
+            rest = bench.texts[index][texts[index].num_committed :]
+            room = KEY_CHUNK - texts[index].num_committed % KEY_CHUNK
+            num_nodes = int(random.integers(1, 65))
+            tree = random_tree(random, num_nodes) if num_nodes <= room else list(range(-1, num_nodes - 1))
+            path = path_to(tree, int(random.integers(num_nodes)))[: len(rest)]
+            draft = random.integers(3, 260, num_nodes)
+            draft[path] = rest[: len(path)]
+            trees.append(tree)
+            drafts.append(draft.tolist())
+            paths.append(path)
+        batch = make_batch([texts[index] for index in members], drafts, trees)
+        logits = bench.session.forward_logits(batch)
+        rows, slots = [], []
+        for index, first, path in zip(members, batch.sequence_starts.tolist(), paths, strict=False):
+            text = texts[index]
+            rows.append(first + np.array(path, np.int64))
+            slots.append(text.slots(text.num_committed, len(path)))
+            expected = bench.logits[index][text.num_committed : text.num_committed + len(path)]
+            check_rows(logits[rows[-1]], expected)
+            text.num_committed += len(path)
+        bench.session.commit(np.concatenate(rows), np.concatenate(slots))

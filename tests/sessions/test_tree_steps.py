@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from tests.sessions.random_trees import path_to, random_tree
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
-# A node's keys stand at other places than in its plain text, so sums go in another order: rounding of float32.
+# Where a branching tree reaches over a chunk of keys, sums are cut at other keys than in the plain text: rounding of
+# float32.
 TOLERANCE = 1e-4
 WINDOW = 24
 
@@ -29,29 +32,51 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     opened.close()
 
 
-def path_to(parents: list[int], node: int) -> list[int]:
-    return ([] if parents[node] < 0 else path_to(parents, parents[node])) + [node]
-
-
-def random_tree(random: np.random.Generator, num_nodes: int) -> list[int]:
-    return [-1, *(int(random.integers(max(0, node - 6), node)) for node in range(1, num_nodes))]
-
-
-@pytest.mark.parametrize(("context", "num_nodes"), [(1, 2), (15, 9), (30, 40), (61, 70)])
-def test_each_node_sees_its_path_alone(session: OnnxRuntimeSession, context: int, num_nodes: int) -> None:
+def logits_of_nodes(
+    session: OnnxRuntimeSession, context: int, num_nodes: int, chosen: Sequence[int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits of the chosen nodes of a random tree, and those of their plain texts."""
     random = np.random.default_rng(num_nodes)
     prefix, nodes = (random.integers(3, 260, count).tolist() for count in (context, num_nodes))
     parents = random_tree(random, num_nodes)
-    text = Text(list(range(20, 36)))
+    text = Text(random.permutation(np.arange(40, 56)).tolist())
     run_text(session, text, prefix)
     # Beside it a second text, which makes the step ragged.
     other = Text(list(range(8)))
     run_text(session, other, prefix[:1])
     logits = session.forward_logits(make_batch([other, text], [[7], nodes], [None, parents]))[1:]
-    for node in random.choice(num_nodes, min(num_nodes, 12), replace=False).tolist():
-        path = [nodes[index] for index in path_to(parents, node)]
-        alone = run_text(session, Text(list(range(40, 56))), prefix + path)[-1]
-        np.testing.assert_allclose(logits[node], alone, rtol=0, atol=TOLERANCE)
+    plain = [
+        run_text(session, Text(list(range(20, 36))), prefix + [nodes[index] for index in path_to(parents, node)])[-1]
+        for node in chosen
+    ]
+    return logits[list(chosen)], np.array(plain)
+
+
+@pytest.mark.parametrize(
+    ("context", "num_nodes"),
+    [(1, 2), (15, 9), (30, 40), (61, 64), (120, 8), (128, 64), (140, 100)],
+)
+def test_each_node_sees_its_path_alone(session: OnnxRuntimeSession, context: int, num_nodes: int) -> None:
+    random = np.random.default_rng(context)
+    chosen = random.choice(num_nodes, min(num_nodes, 12), replace=False).tolist()
+    actual, expected = logits_of_nodes(session, context, num_nodes, chosen)
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(("context", "num_nodes"), [(100, 64), (127, 9), (90, 100)])
+def test_a_tree_over_the_border_of_a_chunk_agrees(session: OnnxRuntimeSession, context: int, num_nodes: int) -> None:
+    last = range(num_nodes - 6, num_nodes)
+    actual, expected = logits_of_nodes(session, context, num_nodes, last)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_chain_over_the_border_of_a_chunk_has_the_bits_of_its_text(session: OnnxRuntimeSession) -> None:
+    ids = np.random.default_rng(4).integers(3, 260, 160).tolist()
+    text = Text(list(range(16)))
+    run_text(session, text, ids[:100])
+    logits = session.forward_logits(make_batch([text], [ids[100:]], [None]))
+    expected = run_text(session, Text(list(range(20, 36))), ids, [1] * 160)[100:]
+    np.testing.assert_array_equal(logits, expected)
 
 
 def test_a_chain_with_a_mask_is_a_chain_without(session: OnnxRuntimeSession) -> None:
@@ -85,7 +110,7 @@ def test_committing_an_accepted_path_continues_the_text(session: OnnxRuntimeSess
     logits = session.forward_logits(make_batch(texts, [[9, 10], [11]]))
     first = run_text(session, Text(list(range(60, 76))), [*written[0], 9, 10])[-2:]
     second = run_text(session, Text(list(range(60, 76))), [*written[1], 11])[-1:]
-    np.testing.assert_allclose(logits, np.concatenate([first, second]), rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(logits, np.concatenate([first, second]))
 
 
 def test_what_is_not_committed_leaves_no_trace(session: OnnxRuntimeSession) -> None:
