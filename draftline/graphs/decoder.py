@@ -37,14 +37,15 @@ class Decoder:
         self.linear = Linear(graph, weights)
         self._block_size, self._attention_inputs, self._in_step = block_size, attention_inputs, in_step
         wide_positions = graph.op("Cast", position_ids, to=TensorProto.INT64)
-        self._position_row = graph.op("Unsqueeze", wide_positions, graph.constant([0]))
+        # A row is a sequence of its own to RotaryEmbedding, which takes no more rows of one than its tables have.
+        self._position_column = graph.op("Unsqueeze", wide_positions, graph.constant([1]))
         self._kv_rows: list[str] = []
         self._kept_kv = None if in_step is None else self._split_kept(in_step)
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
         num_planes = 2 * self.config.num_hidden_layers
         sizes = self.graph.constant([1] * num_planes)
-        return self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=0)
+        return self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
 
     def weight(self, name: str) -> str:
         return self.graph.external(name, self.weights[name])
@@ -64,11 +65,11 @@ class Decoder:
         return self.graph.op("Add", x, self._mlp(self.norm(x, f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
 
     def output_kv_rows(self) -> None:
-        """Add the output ``kv_rows [2 * layers, rows, K * D]``: keys of a layer, then its values; rotated."""
+        """Add the output ``kv_rows [rows, 2 * layers, K * D]``: keys of a layer, then its values; rotated."""
         rows = "T" if self._in_step is None else "N"
         kv_size = self.config.num_key_value_heads * self.config.head_size
-        everything = self.graph.op("Concat", *self._kv_rows, axis=0)
-        self.graph.output(everything, "kv_rows", TensorProto.FLOAT, [len(self._kv_rows), rows, kv_size])
+        everything = self.graph.op("Concat", *self._kv_rows, axis=1)
+        self.graph.output(everything, "kv_rows", TensorProto.FLOAT, [rows, len(self._kv_rows), kv_size])
 
     def _mlp(self, x: str, prefix: str) -> str:
         graph, config, size = self.graph, self.config, self.config.intermediate_size
@@ -83,7 +84,7 @@ class Decoder:
         q_size = config.num_attention_heads * config.head_size
         kv_size = config.num_key_value_heads * config.head_size
         qkv = self.linear.emit(x, f"{prefix}.qkv", num_inputs, q_size + 2 * kv_size, bias=config.qkv_bias)
-        qkv_3d = graph.op("Unsqueeze", qkv, graph.constant([0]))
+        qkv_3d = graph.op("Unsqueeze", qkv, graph.constant([1]))
         q, k, v = graph.ops("Split", qkv_3d, graph.constant([q_size, kv_size, kv_size]), outputs=3, axis=2)
         if config.qk_norm:
             q = self._head_norm(q, f"{prefix}.q_layernorm.weight", config.num_attention_heads)
@@ -128,20 +129,20 @@ class Decoder:
         assert self._kept_kv is not None
         graph = self.graph
         kept_k, kept_v = self._kept_kv[2 * layer : 2 * layer + 2]
-        num_kept = graph.op("Cast", graph.op("Shape", kept_k, start=1, end=2), to=TensorProto.INT32)
+        num_kept = graph.op("Cast", graph.op("Shape", kept_k, start=0, end=1), to=TensorProto.INT32)
         no_row = graph.op("Cast", graph.constant(0), to=TensorProto.INT32)
         queries = graph.op("Max", graph.op("Sub", in_step.row_ids, num_kept), no_row)
         return (
-            graph.op("Gather", q, queries, axis=1),
-            graph.op("Gather", graph.op("Concat", kept_k, k, axis=1), in_step.row_ids, axis=1),
-            graph.op("Gather", graph.op("Concat", kept_v, v, axis=1), in_step.row_ids, axis=1),
+            graph.op("Gather", q, queries),
+            graph.op("Gather", graph.op("Concat", kept_k, k, axis=0), in_step.row_ids),
+            graph.op("Gather", graph.op("Concat", kept_v, v, axis=0), in_step.row_ids),
         )
 
     def _head_norm(self, x: str, weight: str, num_heads: int) -> str:
         graph = self.graph
-        heads = graph.op("Reshape", x, graph.constant([1, -1, num_heads, self.config.head_size]))
-        return graph.op("Reshape", self.norm(heads, weight), graph.constant([1, -1, num_heads * self.config.head_size]))
+        heads = graph.op("Reshape", x, graph.constant([-1, num_heads, self.config.head_size]))
+        return graph.op("Reshape", self.norm(heads, weight), graph.constant([-1, 1, num_heads * self.config.head_size]))
 
     def _rotate(self, x: str, num_heads: int) -> str:
         cosines, sines = self.weight(ROTARY_COSINES), self.weight(ROTARY_SINES)
-        return self.graph.op("RotaryEmbedding", x, cosines, sines, self._position_row, num_heads=num_heads)
+        return self.graph.op("RotaryEmbedding", x, cosines, sines, self._position_column, num_heads=num_heads)

@@ -29,7 +29,7 @@ def build_draft_model_graph(
     Inputs: ``input_ids``, ``position_ids [N]``, ``candidate_rows [R]``; those of ``AttentionInputs``,
     ``SamplingInputs`` and ``InStepRows``; the pools.
     Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``sampled_ids [R] int64``, drawn as the
-    target draws, and ``kv_rows [2 * layers, N, K * D]``. Logits of ids beyond ``target_vocab_size``, which pad the
+    target draws, and ``kv_rows [N, 2 * layers, K * D]``. Logits of ids beyond ``target_vocab_size``, which pad the
     vocabularies of some models, are left out.
     """
     graph = OnnxGraph()

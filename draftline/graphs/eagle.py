@@ -53,7 +53,7 @@ def build_eagle_graph(
 
     Inputs: ``input_ids``, ``position_ids [N]``; either ``target_features [N, F]`` or ``own_features [N, hidden_size]``,
     the other with no rows; ``candidate_rows [R]``; those of ``AttentionInputs`` and ``InStepRows``; the pools.
-    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [2 * layers, N, K * D]`` and
+    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [N, 2 * layers, K * D]`` and
     ``hidden [N, hidden_size]``, what the next depth is fed with (EAGLE-3: before the final norm).
     """
     graph, layers = OnnxGraph(), head_layers(head)

@@ -14,7 +14,7 @@ from draftline.errors import ArtifactError
 from draftline.speculation import Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
-FORMAT_VERSION = 2  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 3  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]

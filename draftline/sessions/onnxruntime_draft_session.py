@@ -42,7 +42,7 @@ class OnnxRuntimeDraftSession:
         self._sample_names = ("candidate_ids", "candidate_log_probs", *(() if self._is_head else ("sampled_ids",)))
         self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
         self._cost = StepCost.of_draft(draft, config.weights_dtype)
-        self._no_kept_kv = np.empty((2 * draft.num_layers, 0, draft.num_key_value_heads * draft.head_size), np.float32)
+        self._no_kept_kv = np.empty((0, 2 * draft.num_layers, draft.num_key_value_heads * draft.head_size), np.float32)
         # Rows of this step, by forward: the id of its first row, and its rows.
         self._first_ids: list[int] = []
         self._kv_rows: list[NDArray[np.float32]] = []
@@ -83,7 +83,7 @@ class OnnxRuntimeDraftSession:
 
     def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         for first_id, kv_rows in zip(self._first_ids, self._kv_rows, strict=True):
-            chosen = np.flatnonzero((row_ids >= first_id) & (row_ids < first_id + kv_rows.shape[1]))
+            chosen = np.flatnonzero((row_ids >= first_id) & (row_ids < first_id + len(kv_rows)))
             if chosen.size:
                 self._graph.write_rows(kv_rows, row_ids[chosen] - first_id, slots[chosen])
 
@@ -120,7 +120,7 @@ class OnnxRuntimeDraftSession:
         if feature_rows[0] >= 0:
             target = self._features[feature_rows]
         else:
-            own = self._gather(self._hidden, -1 - feature_rows.astype(np.int64), axis=0)
+            own = self._gather(self._hidden, -1 - feature_rows.astype(np.int64))
         return {"target_features": target, "own_features": own}
 
     def _in_step_feeds(self, row_ids: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -134,23 +134,16 @@ class OnnxRuntimeDraftSession:
         numbers[is_new] = new_index + num_kept
         new_rows = np.empty(len(new_index), np.int32)
         new_rows[new_index] = np.flatnonzero(is_new)
-        kept_kv = self._gather(self._kv_rows, kept_ids, axis=1) if num_kept else self._no_kept_kv
+        kept_kv = self._gather(self._kv_rows, kept_ids) if num_kept else self._no_kept_kv
         return {"kept_kv": kept_kv, "row_ids": numbers, "new_rows": new_rows}
 
-    def _gather(self, by_forward: list[NDArray[np.float32]], ids: NDArray[np.int64], axis: int) -> NDArray[np.float32]:
+    def _gather(self, by_forward: list[NDArray[np.float32]], ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Take rows of this step by id out of the arrays of its forwards."""
+        gathered = np.empty((len(ids), *by_forward[0].shape[1:]), np.float32)
         forwards = np.searchsorted(self._first_ids, ids, side="right") - 1
-        used = np.unique(forwards)
-        if len(used) == 1:
-            rows: NDArray[np.float32] = by_forward[used[0]].take(ids - self._first_ids[used[0]], axis)
-            return rows
-        shape = list(by_forward[0].shape)
-        shape[axis] = len(ids)
-        gathered = np.empty(shape, np.float32)
-        for forward in used:
+        for forward in np.unique(forwards):
             chosen = np.flatnonzero(forwards == forward)
-            chosen_rows = by_forward[forward].take(ids[chosen] - self._first_ids[forward], axis)
-            gathered[(slice(None),) * axis + (chosen,)] = chosen_rows
+            gathered[chosen] = by_forward[forward][ids[chosen] - self._first_ids[forward]]
         return gathered
 
     def _run_part(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -181,10 +174,7 @@ def _merge(
         results |= outputs
         return
     for name, value in outputs.items():
-        if name == "kv_rows":
-            whole = results.setdefault(name, np.empty((value.shape[0], num_rows, value.shape[2]), value.dtype))
-            whole[:, part.rows] = value
-            continue
-        size, places = (num_rows, part.rows) if name == "hidden" else (num_candidates, part.samples)
-        whole = results.setdefault(name, np.empty((size, *value.shape[1:]), value.dtype))
-        whole[places] = value
+        size, places = (num_rows, part.rows) if name in ("kv_rows", "hidden") else (num_candidates, part.samples)
+        if name not in results:
+            results[name] = np.empty((size, *value.shape[1:]), value.dtype)
+        results[name][places] = value

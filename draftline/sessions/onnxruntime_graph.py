@@ -78,11 +78,10 @@ class OnnxRuntimeGraph:
         return dict(zip(names, outputs, strict=True))
 
     def write_rows(self, kv_rows: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Write ``rows`` of ``kv_rows [2 * layers, T, K * D]`` into ``slots`` of the pool."""
+        """Write ``rows`` of ``kv_rows [T, 2 * layers, K * D]`` into ``slots`` of the pool."""
         layers, _, _, num_heads, block_size, head_size = self.pool.shape
         blocks, offsets = np.divmod(slots, block_size)
-        values = kv_rows.reshape(layers, 2, -1, num_heads, head_size)[:, :, rows]
-        self.pool[:, blocks, :, :, offsets] = values.transpose(2, 0, 1, 3, 4)
+        self.pool[:, blocks, :, :, offsets] = kv_rows[rows].reshape(-1, layers, 2, num_heads, head_size)
 
     def close(self) -> None:
         del self._binding, self._pool_values, self._session

@@ -240,3 +240,24 @@ def test_quantised_drafts_stay_near_the_references(
     assert np.mean(errors) < {"int8": 0.1, "int4": 1.5}[weights_dtype]
     opened.draft.close()
     opened.target.close()
+
+
+def test_a_forward_may_have_more_rows_than_a_text_has_positions(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "target")
+    drafts = [("eagle1", write_tiny_eagle1(tmp_path / "eagle1", checkpoint))]
+    engine = build_tiny_engine(tmp_path, checkpoint, max_seq_len=24, max_num_tokens=64, drafts=drafts, tree=TREE)
+    config = load_engine_config(engine)
+    target = OnnxRuntimeSession(engine, config)
+    draft = OnnxRuntimeDraftSession(engine, config, 0, target)
+    texts = [Text([first, first + 1]) for first in range(0, 8, 2)]
+    chains = [np.random.default_rng(seed).integers(3, 260, 20).tolist() for seed in range(4)]
+    together = target.forward(make_batch(texts, chains)).sampled_ids
+    features = np.arange(80).reshape(4, 20).tolist()
+    candidates = DraftSteps(draft, texts).first(chains, features).token_ids
+    for b, (text, chain) in enumerate(zip(texts, chains, strict=True)):
+        alone = target.forward(make_batch([text], [chain])).sampled_ids
+        np.testing.assert_array_equal(alone, together[20 * b : 20 * b + 20])
+        result = DraftSteps(draft, [text]).first([chain], [list(range(20))])
+        np.testing.assert_array_equal(result.token_ids[0], candidates[b])
+    draft.close()
+    target.close()
