@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,14 @@ streaming every token; it is compared with the engine that was measured in turn 
 
 @dataclass(frozen=True)
 class Report:
+    """``findings``: named numbers beside the measurements, by title."""
+
     machine: dict[str, Any]
     settings: dict[str, Any]
     measurements: tuple[Measurement, ...]
     ratios: tuple[Ratio, ...]
+    findings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    how_to_read: str = HOW_TO_READ
 
 
 def write_table(report: Report) -> str:
@@ -57,7 +61,9 @@ def write_table(report: Report) -> str:
         verdict = "" if ratio.goal is None else f"goal {ratio.goal:g}: {'pass' if ratio.passed else 'FAIL'}"
         label = f"{ratio.workload}: {ratio.system} / {ratio.reference}"
         lines.append(f"  {label:<88} {_spread(ratio.values, 2):>20}  {verdict}".rstrip())
-    return "\n".join([*lines, "", HOW_TO_READ])
+    for title, numbers in report.findings.items():
+        lines += ["", title, *(f"  {name:<34} {number:>10.3f}" for name, number in numbers.items())]
+    return "\n".join([*lines, "", report.how_to_read])
 
 
 def write_report(report: Report, directory: Path) -> None:
@@ -68,7 +74,8 @@ def write_report(report: Report, directory: Path) -> None:
         "settings": report.settings,
         "measurements": [asdict(measurement) | _summary(measurement.values) for measurement in report.measurements],
         "ratios": [asdict(ratio) | _summary(ratio.values) | {"passed": ratio.passed} for ratio in report.ratios],
-        "how_to_read": HOW_TO_READ,
+        "findings": {title: dict(numbers) for title, numbers in report.findings.items()},
+        "how_to_read": report.how_to_read,
     }
     text = json.dumps(document, indent=2) + "\n"
     _replace(directory / "bench.json", lambda path: path.write_text(text, encoding="utf-8"))

@@ -15,6 +15,7 @@ from draftline.checkpoints.tokenizer import Tokenizer
 from draftline.errors import DraftlineError
 from draftline.generation import LoadedEngine
 from draftline.runtime.request import Output, Request
+from draftline.runtime.speculation_numbers import NO_SPECULATION, SpeculationNumbers
 from draftline.runtime.text_stream import TextStream
 from draftline.triton.client import Client
 
@@ -44,11 +45,16 @@ class TransformersSystem:
 
 
 class InProcessSystem:
-    """The engine in this process, text included: a request goes in as text and its tokens come out as text."""
+    """The engine in this process, text included: a request goes in as text and its tokens come out as text.
 
-    def __init__(self, loaded: LoadedEngine, name: str) -> None:
+    ``speculate`` False decodes plainly. ``speculation`` gathers the numbers of all answers.
+    """
+
+    def __init__(self, loaded: LoadedEngine, name: str, *, speculate: bool = True) -> None:
         self.name = name
+        self.speculation: list[SpeculationNumbers] = []
         self._loaded = loaded
+        self._speculate = speculate
         self._numbers = itertools.count()
 
     def answer(self, prompts: Sequence[str], num_tokens: int) -> list[Timeline]:
@@ -62,9 +68,12 @@ class InProcessSystem:
                     max_tokens=num_tokens,
                     on_output=answer.extend,
                     text_stream=TextStream(tokenizer.decode, ()),
+                    speculate=self._speculate,
                 )
             )
-        return [answer.wait() for answer in answers]
+        timelines = [answer.wait() for answer in answers]
+        self.speculation += [answer.speculation for answer in answers]
+        return timelines
 
 
 class _Answer:
@@ -73,6 +82,7 @@ class _Answer:
         self._num_tokens = 0
         self._ended = threading.Event()
         self._error: str | None = None
+        self.speculation = NO_SPECULATION
 
     def extend(self, output: Output) -> None:
         """Note an output; called in the engine's thread."""
@@ -80,6 +90,8 @@ class _Answer:
         self._timeline.events.append((time.perf_counter(), self._num_tokens))
         if output.finish_reason is not None:
             self._error = output.error
+            if output.metrics is not None:
+                self.speculation = output.metrics.speculation
             self._ended.set()
 
     def wait(self) -> Timeline:
