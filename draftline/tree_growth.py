@@ -45,16 +45,15 @@ class TreeGrowth:
         self._source = source
         num_sequences = root_ids.shape[0]
         self._sequences = np.arange(num_sequences)[:, None]
-        pool = (num_sequences, _pool_size(shape))
+        pool = (num_sequences, pool_size(shape))
         self._parents = np.full(pool, -1, dtype=np.int32)
         self._token_ids = np.full(pool, -1, dtype=np.int32)
         self._log_probs = np.full(pool, -np.inf, dtype=np.float32)
         self._cumulative = np.full(pool, -np.inf, dtype=np.float32)
         self._depths = np.full(pool, -1, dtype=np.int64)
-        self._paths = np.full((*pool, shape.max_depth + 1), -1, dtype=np.int32)
         self._token_ids[:, 0] = root_ids
         self._log_probs[:, 0] = self._cumulative[:, 0] = 0.0
-        self._depths[:, 0] = self._paths[:, 0, 0] = 0
+        self._depths[:, 0] = 0
         self.num_pool = 1
         self._depth = 0
         self._set_frontier(np.zeros((num_sequences, 1), dtype=np.int64))
@@ -134,22 +133,7 @@ class TreeGrowth:
         np.copyto(self._token_ids[:, columns], token_ids, where=exists)
         np.copyto(self._depths[:, columns], self._depth, where=exists)
         self._cumulative[:, columns] = self._cumulative[self._sequences, parents] + own
-        self._paths[:, columns] = self._paths[self._sequences, parents]
-        self._paths[:, columns, self._depth] = np.arange(columns.start, columns.stop)
         self.num_pool = columns.stop
-
-    def run_mask(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Say which nodes may attend to which: to themselves and their ancestors.
-
-        Shapes: ``rows [B, Q]``, columns of the pool, padded with -1 -> ``[B, Q, Q] bool``; row = query, column = key;
-        padding attends to nothing and nothing attends to it.
-        """
-        depths = np.where(rows >= 0, self._depths[self._sequences, rows], 0)
-        ancestors = self._paths[self._sequences, rows]  # of every query, by depth
-        at_depth = np.take_along_axis(ancestors, np.broadcast_to(depths[:, None, :], (*rows.shape, rows.shape[1])), 2)
-        # At depth 0 stands the root, never the -1 of a padded key.
-        mask: NDArray[np.bool_] = (at_depth == rows[:, None, :]) & (rows >= 0)[:, :, None]
-        return mask
 
     def finish(self, max_nodes: NDArray[np.int64], chain_only: NDArray[np.bool_]) -> DraftTrees:
         """Choose the trees that are verified, by the same rule as ``draftline.draft_trees.keep_best``.
@@ -234,7 +218,8 @@ def _plan(shape: TreeShape) -> list[_Plan] | None:
     return plan
 
 
-def _pool_size(shape: TreeShape) -> int:
+def pool_size(shape: TreeShape) -> int:
+    """Count the columns of the pool of a tree that grows whole."""
     if shape.kind == "chain":
         return 1 + shape.max_depth
     if shape.kind == "static":

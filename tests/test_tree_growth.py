@@ -14,7 +14,6 @@ import draftline.tree_growth
 from draftline.choices import NAMED_CHOICES, build_static_tree
 from draftline.draft_trees import DraftTrees
 from draftline.speculation import TreeShape
-from draftline.tree import build_tree_mask
 from draftline.tree_growth import TreeGrowth, grow_by_depth, needed_candidates
 
 Path = tuple[int, ...]  # tokens from the root, the root included
@@ -190,8 +189,6 @@ def test_the_pool_and_its_mask(seed: int, top_k: int, max_depth: int, count: int
     shape = TreeShape("dynamic", 30, max_depth, top_k)
     growth = grow(shape, [draft_of(seed + row, top_k, 1) for row in range(count)], [4] * count)
     columns = np.tile(np.arange(growth.num_pool), (count, 1))
-    rows = np.where(growth.depths >= 0, columns, -1)
-    mask = growth.run_mask(rows[:, ::-1])[:, ::-1, ::-1]
     for row in range(count):
         exists = growth.depths[row] >= 0
         paths = [path_of(growth, row, column) for column in columns[row].tolist()]
@@ -200,16 +197,6 @@ def test_the_pool_and_its_mask(seed: int, top_k: int, max_depth: int, count: int
         assert (growth.token_ids[row][~exists] == -1).all()
         assert (growth.log_probs[row] > -np.inf).tolist() == exists.tolist()
         assert (np.diff(growth.depths[row][exists]) >= 0).all()
-        parents = np.where(exists, growth.parents[row], 0)
-        parents[0] = -1
-        reaches = build_tree_mask(parents)
-        assert np.array_equal(mask[row], reaches & exists[:, None] & exists)
-
-
-def test_a_mask_of_some_nodes() -> None:
-    growth = grow(TreeShape("chain", 4, 3, 1), [lambda path: [(len(path), -0.5)]] * 2, [3, 1])
-    mask = growth.run_mask(np.array([[1, 3, 0], [0, 1, -1]]))
-    assert mask.astype(int).tolist() == [[[1, 0, 1], [1, 1, 1], [0, 0, 1]], [[1, 0, 0], [1, 1, 0], [0, 0, 0]]]
 
 
 def test_fewer_candidates_than_needed_are_as_good_as_none() -> None:

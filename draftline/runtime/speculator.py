@@ -80,18 +80,21 @@ class Speculator:
         if policy is None or not np.any(max_depths > 0):
             return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
         contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
-        roots = Roots(decoding, seats_of(decoding), root_ids, contexts, max_depths)
-        proposed = [drafter.propose(roots) for drafter in self._drafters]
-        trees = proposed[0] if len(proposed) == 1 else merge_trees(proposed)
         max_nodes = np.minimum(self._shape.max_nodes, max_drafts + 1)
         chain_only = np.zeros(num_roots, dtype=np.bool_)
         if self._key_chunk:
             room = self._key_chunk - contexts % self._key_chunk
             chain_only = (room <= max_depths) & (room < max_nodes)
             max_nodes = np.where(chain_only, max_nodes, np.minimum(max_nodes, room))
-        trees = keep_best(trees, max_nodes, chain_only, max_depths)
+        roots = Roots(decoding, seats_of(decoding), root_ids, contexts, max_depths, max_nodes, chain_only)
+        proposed = [drafter.propose(roots) for drafter in self._drafters]
+        trees = proposed[0]
+        if len(proposed) > 1:
+            trees = keep_best(merge_trees(proposed), max_nodes, chain_only, max_depths)
         num_drafted = trees.num_nodes - 1
-        trees = keep_nodes(trees, policy.select(trees, num_other_rows, max_rows))
+        keep = policy.select(trees, num_other_rows, max_rows)
+        if int(keep.sum()) < int(trees.num_nodes.sum()):
+            trees = keep_nodes(trees, keep)
         return self._cover(trees, decoding, cover_drafts), num_drafted
 
     def _cover(

@@ -19,7 +19,8 @@ class Roots:
     """The decoding sequences of a step, before its forward.
 
     Shapes: ``seats``, ``contexts`` (committed tokens), ``max_depths [D] int64``; ``token_ids [D] int32``, of the roots.
-    A ``max_depths`` of 0 asks for no draft.
+    A ``max_depths`` of 0 asks for no draft. ``max_nodes [D] int64`` and ``chain_only [D] bool`` bound what is proposed,
+    as in ``keep_best``.
     """
 
     sequences: list[Sequence]
@@ -27,6 +28,8 @@ class Roots:
     token_ids: NDArray[np.int32]
     contexts: NDArray[np.int64]
     max_depths: NDArray[np.int64]
+    max_nodes: NDArray[np.int64]
+    chain_only: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, roots: Roots) -> DraftTrees:
-        """Draft a tree for every root, none deeper than its ``max_depths``; the root alone where it cannot."""
+        """Draft a tree within the bounds for every root; the root alone where it cannot."""
         ...
 
     def observe(self, step: VerifiedStep) -> None:

@@ -10,16 +10,26 @@ The drafter's pool has the target's blocks, so a token's slot is the same in bot
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import numpy as np
 from numpy.typing import NDArray
 
 from draftline.draft_trees import DraftTrees
 from draftline.runtime.drafters.drafter import Roots, VerifiedStep
+from draftline.runtime.drafters.in_step_rows import InStepRows
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import StepBuilder
 from draftline.sessions.protocol import DraftBatch, DraftResult, DraftSession
 from draftline.speculation import TreeShape
-from draftline.tree_growth import TreeGrowth, needed_candidates
+from draftline.tree_growth import TreeGrowth, needed_candidates, pool_size
+
+
+class _Sampling(TypedDict):
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    uniform: NDArray[np.float32]
 
 
 class GraphDrafter:
@@ -74,81 +84,71 @@ class GraphDrafter:
         return filled if is_followed else sequence.num_committed
 
     def propose(self, roots: Roots) -> DraftTrees:
-        num_roots, seats = len(roots.sequences), roots.seats
+        seats = roots.seats
         if self._num_waiting:
             self._fill()
         # The deepest nodes are not run, and a head's row stands one position before its token.
         room = self._max_positions - roots.contexts + self._is_head
         max_depths = np.where(self._has_candidates[seats], np.clip(roots.max_depths, 0, room), 0)
         growth = TreeGrowth(self._shape, roots.token_ids, max_depths, self._source)
-        row_ids_of = np.full((num_roots, 1), -1, dtype=np.int64)
-        row_ids_of[:, 0] = self._root_row_ids[seats]
-        run = np.zeros((num_roots, 0 if self._is_head else 1), dtype=np.int64)  # nodes with a row, in order
+        in_step = InStepRows(self._root_row_ids[seats], pool_size(self._shape), has_root=not self._is_head)
+        block_table = self._builder.block_table(seats, int(roots.contexts.max()))
         if growth.frontier.shape[1]:
             growth.expand(self._candidate_ids[seats][:, None], self._candidate_log_probs[seats][:, None])
+        depth = 1
         while growth.frontier.shape[1]:
-            frontier = growth.frontier
-            row_ids_of = _widen(row_ids_of, growth.parents.shape[1])
-            run = np.concatenate([run, frontier], axis=1)
-            order = np.argsort(run < 0, axis=1, kind="stable")
-            run = np.take_along_axis(run, order, axis=1)
-            growth.expand(*self._run_frontier(roots, growth, frontier, run, row_ids_of))
-        return growth.finish(np.full(num_roots, self._shape.max_nodes), np.zeros(num_roots, dtype=np.bool_))
+            growth.expand(*self._run_frontier(roots, growth, depth, in_step, block_table))
+            depth += 1
+        return growth.finish(roots.max_nodes, roots.chain_only)
 
     def _run_frontier(
-        self,
-        roots: Roots,
-        growth: TreeGrowth,
-        frontier: NDArray[np.int64],
-        run: NDArray[np.int64],
-        row_ids_of: NDArray[np.int64],
+        self, roots: Roots, growth: TreeGrowth, depth: int, in_step: InStepRows, block_table: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Run the frontier's nodes and return their candidates ``[D, F, k]``; enter their rows into ``row_ids_of``."""
+        """Run the frontier's nodes, which have this depth, and return their candidates ``[D, F, k]``."""
+        frontier = growth.frontier
         is_new = frontier >= 0
-        owner, place = np.nonzero(is_new)
-        nodes = frontier[owner, place]
-        new_ids = np.arange(self._num_rows, self._num_rows + len(nodes))
-        row_ids_of[owner, nodes] = new_ids
-        self._num_rows += len(nodes)
-        depths = growth.depths[owner, nodes].astype(np.int64)
-        next_positions = roots.contexts[owner] + depths + 1
-        parent_rows = row_ids_of[owner, growth.parents[owner, nodes]]
-
         takes_part = is_new.any(axis=1)
-        part_run = run[takes_part]
-        is_run = part_run >= 0
-        counts = is_run.sum(axis=1)
-        width = int(counts.max())
-        part_run, is_run = part_run[:, :width], is_run[:, :width]
-        mask = growth.run_mask(run)[takes_part][:, :width, :width]
-        padded = np.zeros((*mask.shape[:2], -(-width // 32) * 32), dtype=np.bool_)
-        padded[:, :, :width] = mask
-        packed = np.packbits(padded, axis=2, bitorder="little").view("<i4").astype(np.int32, copy=False)
-        contexts = roots.contexts[takes_part]
-        temperature, top_k, top_p, numbers = self._builder.sampling(roots.seats[owner], next_positions)
+        owners, places = np.nonzero(is_new)
+        nodes = frontier[owners, places]
+        parents = growth.parents[owners, nodes].astype(np.int64)
+        in_step.append(owners, (np.cumsum(is_new, axis=1) - 1)[owners, places], nodes, parents, self._num_rows)
+        self._num_rows += len(nodes)
+        starts, row_ids, packed_mask = in_step.pack(takes_part)
+        positions = roots.contexts[owners] + depth
+        sampling = self._sampling(roots.seats[owners], positions + 1)
         result = self._forward(
             DraftBatch(
                 is_first=False,
-                input_ids=growth.token_ids[owner, nodes],
-                position_ids=(next_positions - 1 - self._is_head).astype(np.int32),
-                feature_rows=(-1 - parent_rows if self._is_head else np.zeros_like(nodes)).astype(np.int32),
-                sequence_starts=_starts(counts),
-                row_ids=np.take_along_axis(row_ids_of[takes_part], part_run, axis=1)[is_run].astype(np.int32),
-                context_lengths=contexts.astype(np.int32),
-                block_table=self._builder.block_table(roots.seats[takes_part], int(contexts.max())),
+                input_ids=growth.token_ids[owners, nodes],
+                position_ids=(positions - self._is_head).astype(np.int32),
+                feature_rows=(-1 - in_step.row_ids_of[owners, parents]).astype(np.int32),
+                sequence_starts=starts,
+                row_ids=row_ids,
+                context_lengths=roots.contexts[takes_part].astype(np.int32),
+                block_table=block_table[takes_part],
                 candidate_rows=np.arange(len(nodes), dtype=np.int32),
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                uniform=numbers,
-                packed_mask=packed[is_run],
+                packed_mask=packed_mask,
+                **sampling,
             )
         )
-        num_candidates = self._candidate_ids.shape[1]
-        token_ids = np.zeros((*frontier.shape, num_candidates), dtype=np.int32)
-        log_probs = np.full(token_ids.shape, -np.inf, dtype=np.float32)
-        token_ids[owner, place], log_probs[owner, place] = _sampled_first(result, temperature)
+        candidates = (*frontier.shape, self._candidate_ids.shape[1])
+        token_ids = np.zeros(candidates, dtype=np.int32)
+        log_probs = np.full(candidates, -np.inf, dtype=np.float32)
+        token_ids[owners, places], log_probs[owners, places] = _sampled_first(result, sampling["temperature"])
         return token_ids, log_probs
+
+    def _sampling(self, seats: NDArray[np.int64], positions: NDArray[np.int64]) -> _Sampling:
+        """Return the sampling arrays of candidate rows; heads draw nothing, and get neutral ones."""
+        if not self._is_head:
+            temperature, top_k, top_p, numbers = self._builder.sampling(seats, positions)
+            return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": numbers}
+        zeros = np.zeros(len(seats), dtype=np.float32)
+        return {
+            "temperature": zeros,
+            "top_k": np.zeros(len(seats), dtype=np.int32),
+            "top_p": np.ones(len(seats), dtype=np.float32),
+            "uniform": zeros,
+        }
 
     def observe(self, step: VerifiedStep) -> None:
         rows, seats = step.rows, step.seats
@@ -208,9 +208,7 @@ class GraphDrafter:
         input_ids = np.concatenate([text.token_ids[first : first + n] for text, first, n in pieces if text is not None])
         candidate_rows = (starts[1:] - 1)[decodes]
         drawn_seats = seats[decodes]
-        temperature, top_k, top_p, numbers = self._builder.sampling(
-            drawn_seats, positions[candidate_rows] + 1 + self._is_head
-        )
+        sampling = self._sampling(drawn_seats, positions[candidate_rows] + 1 + self._is_head)
         places = self._places[owners, positions % self._places.shape[1]] if self._is_head else np.zeros_like(positions)
         result = self._forward(
             DraftBatch(
@@ -223,10 +221,7 @@ class GraphDrafter:
                 context_lengths=contexts.astype(np.int32),
                 block_table=self._builder.block_table(seats, int(contexts.max())),
                 candidate_rows=candidate_rows.astype(np.int32),
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                uniform=numbers,
+                **sampling,
             )
         )
         self._num_rows = len(input_ids)
@@ -234,7 +229,7 @@ class GraphDrafter:
         slots = self._builder.slots(owners[is_committed], positions[is_committed])
         self._session.commit(np.flatnonzero(is_committed), slots)
         self._num_filled[seats] += num_committed
-        token_ids, log_probs = _sampled_first(result, temperature)
+        token_ids, log_probs = _sampled_first(result, sampling["temperature"])
         self._candidate_ids[drawn_seats], self._candidate_log_probs[drawn_seats] = token_ids, log_probs
         self._root_row_ids[drawn_seats] = candidate_rows
         self._has_candidates[drawn_seats] = True
@@ -253,13 +248,6 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int32]:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
-
-
-def _widen(array: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Pad ``[D, M]`` to ``width`` columns with -1."""
-    wide = np.full((len(array), width), -1, dtype=np.int64)
-    wide[:, : array.shape[1]] = array[:, :width]
-    return wide
 
 
 def _sampled_first(

@@ -40,8 +40,7 @@ class MedusaDrafter:
         growth = grow_by_depth(
             self._shape, roots.token_ids, max_depths, self._ids[roots.seats], self._log_probs[roots.seats], self._source
         )
-        num_roots = len(roots.sequences)
-        return growth.finish(np.full(num_roots, self._shape.max_nodes), np.zeros(num_roots, dtype=np.bool_))
+        return growth.finish(roots.max_nodes, roots.chain_only)
 
     def observe(self, step: VerifiedStep) -> None:
         ids, log_probs = step.result.head_ids, step.result.head_log_probs

@@ -44,7 +44,8 @@ class NgramDrafter:
         token_ids = np.full((num_roots, self._max_depth), -1, dtype=np.int32)
         log_probs = np.full((num_roots, self._max_depth), -np.inf, dtype=np.float32)
         lengths = np.zeros(num_roots, dtype=np.int64)
-        for row, (sequence, limit) in enumerate(zip(roots.sequences, roots.max_depths.tolist(), strict=True)):
+        limits = np.minimum(roots.max_depths, roots.max_nodes - 1).tolist()
+        for row, (sequence, limit) in enumerate(zip(roots.sequences, limits, strict=True)):
             depth = min(limit, self._max_depth)
             if depth == 0:
                 continue

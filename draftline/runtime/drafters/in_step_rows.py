@@ -1,0 +1,54 @@
+"""The rows that a drafter ran for the nodes of growing trees, and which of them each may attend to."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class InStepRows:
+    """Rows of B sequences in the order they were run, parents before children, with their packed masks.
+
+    A node is a column of the pool of ``TreeGrowth``; ``row_ids_of [B, pool]`` gives its row, -1 = it has none.
+    """
+
+    def __init__(self, root_row_ids: NDArray[np.int64], pool_size: int, *, has_root: bool) -> None:
+        """``root_row_ids [B]``: the rows behind which depth 1 stands; with ``has_root`` they are in-step rows."""
+        num_sequences = len(root_row_ids)
+        self.row_ids_of = np.full((num_sequences, pool_size), -1, dtype=np.int64)
+        self.row_ids_of[:, 0] = root_row_ids
+        self._masks_of = np.zeros((num_sequences, pool_size, -(-(pool_size + 1) // 32)), dtype=np.uint32)
+        self._row_ids = np.zeros((num_sequences, pool_size), dtype=np.int32)
+        self._masks = np.zeros_like(self._masks_of)
+        self._num_rows = np.full(num_sequences, int(has_root), dtype=np.int64)
+        if has_root:
+            self._row_ids[:, 0] = root_row_ids
+            self._masks[:, 0, 0] = self._masks_of[:, 0, 0] = 1
+
+    def append(
+        self,
+        owners: NDArray[np.int64],
+        ranks: NDArray[np.int64],
+        nodes: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        first_row_id: int,
+    ) -> None:
+        """Add nodes ``[n]`` of sequences ``owners``, the ``ranks``-th new one of its sequence each (0, 1, ...)."""
+        places = self._num_rows[owners] + ranks
+        words, bits = np.divmod(places, 32)
+        masks = self._masks_of[owners, parents]
+        masks[np.arange(len(nodes)), words] |= np.uint32(1) << bits.astype(np.uint32)
+        row_ids = np.arange(first_row_id, first_row_id + len(nodes))
+        self.row_ids_of[owners, nodes] = self._row_ids[owners, places] = row_ids
+        self._masks_of[owners, nodes] = self._masks[owners, places] = masks
+        self._num_rows += np.bincount(owners, minlength=len(self._num_rows))
+
+    def pack(self, takes_part: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return ``sequence_starts``, ``row_ids [T]`` and ``packed_mask [T, W]`` of some of the sequences."""
+        counts = self._num_rows[takes_part]
+        starts = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        width = int(counts.max())
+        is_row = np.arange(width) < counts[:, None]
+        masks = self._masks[takes_part, :width, : -(-width // 32)]
+        return starts, self._row_ids[takes_part, :width][is_row], masks[is_row].view(np.int32)
