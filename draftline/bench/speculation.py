@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draftline.bench.decode import compute_ratios
 from draftline.bench.host_overhead import measure_host_overhead
 from draftline.bench.machine import describe_machine
 from draftline.bench.report import Report, import_matplotlib, write_report, write_table
-from draftline.bench.rounds import Measurement, measure_rounds
+from draftline.bench.rounds import Measurement, compute_ratio, measure_rounds
 from draftline.bench.systems import InProcessSystem
 from draftline.bench.workloads import decode_workload
 from draftline.errors import DraftlineError
@@ -71,7 +70,8 @@ def run_speculation_bench(build: Path, settings: Settings, say: Callable[[str], 
             measured, numbers = _measure_batch(loaded, batch_size, settings, say)
             measurements += measured
             findings[f"acceptance, batch {batch_size}"] = describe_acceptance(numbers)
-    ratios = compute_ratios(measurements, PLAIN, {SPECULATING: NEVER_LOSES_GOAL})
+    workloads = dict.fromkeys(one.workload for one in measurements)
+    ratios = [compute_ratio(measurements, workload, SPECULATING, PLAIN, NEVER_LOSES_GOAL) for workload in workloads]
     for shape in HOST_SHAPES:
         milliseconds = measure_host_overhead(shape, batch_size=HOST_BATCH_SIZE, num_steps=settings.num_host_steps)
         name = f"{shape.kind} trees of {shape.max_nodes} nodes"
