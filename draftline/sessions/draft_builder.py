@@ -177,7 +177,7 @@ def _describe_head(
             head_size=head.head_size,
             hidden_size=head.hidden_size,
             feature_size=eagle.feature_size(head),
-            num_parameters=count_parameters(replace(eagle.head_layers(head), vocab_size=head.draft_vocab_size)),
+            num_parameters=_count_head_parameters(head),
         )
         first = rotary_entries(
             head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
@@ -193,6 +193,15 @@ def _describe_head(
         linked_file=f"draft-{index}-{CHECKPOINT_FILE}",
     )
     return DraftParts(config, weights, head=head)
+
+
+def _count_head_parameters(head: HeadConfig) -> int:
+    """Count as ``count_parameters`` does; the first layer of EAGLE-3 reads two rows side by side, and ``fc`` joins."""
+    layers = count_parameters(replace(eagle.head_layers(head), vocab_size=head.draft_vocab_size))
+    if head.method == "eagle1":
+        return layers + 2 * head.hidden_size**2
+    second_half = (head.num_attention_heads + 2 * head.num_key_value_heads) * head.head_size * head.hidden_size
+    return layers + second_half + eagle.feature_size(head) * head.hidden_size
 
 
 def _check_head(where: str, method: DraftMethod, head: HeadConfig, target: CheckpointConfig) -> None:

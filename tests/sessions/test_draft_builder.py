@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftline.checkpoints.safetensors_file import tensor_locations
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import ArtifactError, BuildError
 from draftline.sessions.draft_builder import DraftSource, describe_drafts
@@ -59,6 +61,17 @@ def test_the_config_names_the_drafts(engine: Path) -> None:
     assert [draft.num_heads for draft in config.drafts] == [0, 0, 5, 0, 0]
     assert (config.tree, config.acceptance) == (STATIC, TYPICAL)
     assert config.drafts[0] == DraftConfig("ngram")
+
+
+@pytest.mark.parametrize("method", ["eagle1", "eagle3", "draft_model"])
+def test_the_parameters_of_a_draft_are_counted(directory: Path, tmp_path: Path, method: DraftMethod) -> None:
+    """What a forward multiplies with: every matrix but the embedding, which is looked up, and borrowed matrices."""
+    config = load_engine_config(build(directory, [method], DYNAMIC, tmp_path))
+    tensors = tensor_locations(tmp_path / f"converted-{method}-{method}-float32" / "rank0.safetensors")
+    matrices = {name: math.prod(t.shape) for name, t in tensors.items() if len(t.shape) == 2}
+    expected = sum(size for name, size in matrices.items() if "embedding" not in name)
+    borrowed = config.model.vocab_size * config.model.hidden_size if method == "eagle1" else 0
+    assert config.drafts[0].num_parameters == expected + borrowed
 
 
 def test_the_config_survives_the_disk(engine: Path, tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""The k most probable tokens of a row, and the offsets of a draft's own vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from draftline.graphs.candidates import emit_candidates, output_candidates
+from draftline.graphs.onnx_graph import OnnxGraph
+
+
+def run(logits: NDArray[np.float32], k: int, offsets: NDArray[np.int64] | None = None) -> list[NDArray[Any]]:
+    graph = OnnxGraph()
+    value = graph.input("logits", TensorProto.FLOAT, ["R", logits.shape[1]])
+    d2t = None if offsets is None else graph.constant(offsets, "d2t")
+    output_candidates(graph, *emit_candidates(graph, value, k, d2t), k)
+    session = onnxruntime.InferenceSession(graph.model("test", []).SerializeToString())
+    outputs: list[NDArray[Any]] = session.run(["candidate_ids", "candidate_log_probs"], {"logits": logits})
+    return outputs
+
+
+@given(st.integers(0, 1000), st.integers(1, 5), st.integers(5, 200), st.data())
+def test_candidates_are_the_best_of_a_log_softmax(seed: int, rows: int, vocab_size: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, vocab_size))
+    logits = np.random.default_rng(seed).standard_normal((rows, vocab_size)).astype(np.float32) * 5
+    ids, log_probs = run(logits, k)
+    wide = logits.astype(np.float64)
+    expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    assert all(len(set(row)) == k for row in ids.tolist())
+    # By value: the rounding of the softmax may make two tokens equal that were not.
+    np.testing.assert_allclose(log_probs, -np.sort(-expected, axis=1)[:, :k], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(log_probs, np.take_along_axis(expected, ids, axis=1), rtol=0, atol=1e-5)
+
+
+def test_of_equal_tokens_the_first_comes_first() -> None:
+    ids, _ = run(np.array([[1, 3, 3, 0, 3]], np.float32), 4)
+    assert ids.tolist() == [[1, 2, 4, 0]]
+
+
+def test_offsets_lead_to_ids_of_the_target() -> None:
+    """Three draft tokens stand for the tokens 2, 5 and 9 of the target."""
+    ids, log_probs = run(np.array([[0.0, 2.0, 1.0]], np.float32), 2, np.array([2, 4, 7]))
+    assert ids.tolist() == [[5, 9]]
+    assert np.exp(log_probs).sum() == pytest.approx((np.e**2 + np.e) / (np.e**2 + np.e + 1))
