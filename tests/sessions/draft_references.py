@@ -100,7 +100,9 @@ class EagleReference:
     def _attention(self, x: Any, prefix: str) -> Any:
         size, groups = self.config["head_dim"], self.config["num_attention_heads"] // self.config["num_key_value_heads"]
         q, k, v = (self._linear(x, f"{prefix}.{kind}_proj").unflatten(-1, (-1, size)).transpose(0, 1) for kind in "qkv")
-        angles = torch.arange(len(x))[:, None] * 10000.0 ** -(torch.arange(0, size, 2).double() / size)
+        base, scaling = self.config.get("rope_theta", 10000.0), self.config.get("rope_scaling")
+        positions = torch.arange(len(x))[:, None] / (scaling["factor"] if scaling else 1.0)
+        angles = positions * base ** -(torch.arange(0, size, 2).double() / size)
         cosines, sines = (torch.cat([f(angles), f(angles)], -1) for f in (torch.cos, torch.sin))
 
         def rotate(y: Any) -> Any:

@@ -42,6 +42,9 @@ CASES = {
     "eagle1-no-bias": Case("eagle1", {"bias": False, "own_embedding": False}),
     "eagle2-two-layers": Case("eagle2", {"num_layers": 2, "qkv_bias": True}),
     "eagle3": Case("eagle3"),
+    "eagle3-rotary": Case(
+        "eagle3", {"extra_config": {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}}
+    ),
     "eagle3-whole-vocabulary": Case("eagle3", {"draft_vocab_size": None, "own_lm_head": False}),
     "eagle3-wider": Case("eagle3", {"hidden_size": 96, "own_embedding": True, "captured_layers": (0, 1, 2)}),
     "draft-model": Case("draft_model"),
@@ -223,6 +226,24 @@ def test_kept_features_outlive_the_forward_of_the_target(opened: Opened, prompts
     opened.target.forward(make_batch([Text([50])], [[9, 8, 7]]))
     opened.draft.keep_features(np.array([0, 2]), np.array([90, 200]))
     np.testing.assert_array_equal(before.log_probs, opened.draft.forward(batch).log_probs)
+
+
+def test_more_nodes_than_a_mask_word_has_bits(opened: Opened) -> None:
+    """40 nodes behind 120 tokens: two words, and keys over a chunk of 128; of two depths, the deeper ones see both."""
+    prompt = np.random.default_rng(1).integers(3, 260, 120).tolist()
+    run = Run(opened)
+    run.target_texts, run.draft_texts = [Text(list(range(10)))], [Text(list(range(10)))]
+    run.steps = DraftSteps(opened.draft, run.draft_texts, is_head=opened.lag > 0)
+    result = run.extend([prompt], [11])
+    root = prompt + [11] * opened.lag
+    check(result, 0, opened.log_probs(root, 120))
+    wide = run.steps.later([[(100 + node, -1, 119) for node in range(37)]])
+    ids = run.steps.in_step[0].ids
+    deep = run.steps.later([[(200 + node, node, ids[node]) for node in (0, 20, 36)]])
+    for row in (0, 31, 32, 36):
+        check(wide, row, opened.log_probs([*root, 100 + row], 120))
+    for row, node in enumerate((0, 20, 36)):
+        check(deep, row, opened.log_probs([*root, 100 + node, 200 + node], 120))
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle3", "draft-model"])
