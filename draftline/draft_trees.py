@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,13 @@ class DraftTrees:
     log_probs: NDArray[np.float32]
     sources: NDArray[np.int8]
     num_nodes: NDArray[np.int64]
+
+    @cached_property
+    def _depths(self) -> NDArray[np.int64]:
+        depths = _hops(flat_parents(self.parents)).reshape(self.parents.shape)
+        depths[_padding(self)] = -1
+        depths.flags.writeable = False  # a step asks several times
+        return depths
 
 
 NodeIds = NDArray[np.int64]
@@ -103,9 +111,7 @@ def node_depths(trees: DraftTrees) -> NDArray[np.int64]:
     >>> node_depths(trees).tolist()
     [[0, 1], [0, -1]]
     """
-    depths = _hops(flat_parents(trees.parents)).reshape(trees.parents.shape)
-    depths[_padding(trees)] = -1
-    return depths
+    return trees._depths
 
 
 def _hops(ancestors: NodeIds) -> NDArray[np.int64]:
@@ -177,10 +183,11 @@ def keep_nodes(trees: DraftTrees, keep: Mask) -> DraftTrees:
     keep = keep & ~_padding(trees)
     assert keep[:, 0].all(), "every tree keeps its root"
     assert keep.ravel()[flat_parents(trees.parents)][keep.ravel()].all(), "a kept node's parent is kept"
-    return _compacted(trees, keep)
+    return compact_trees(trees, keep)
 
 
-def _compacted(trees: DraftTrees, keep: Mask) -> DraftTrees:
+def compact_trees(trees: DraftTrees, keep: Mask) -> DraftTrees:
+    """Do what ``keep_nodes`` does, of a ``keep`` that is known to be closed under parents and without padding."""
     num_nodes = keep.sum(axis=1)
     kept = empty_trees(keep.shape[0], int(num_nodes.max(initial=1)))
     kept.num_nodes[:] = num_nodes
@@ -248,7 +255,7 @@ def keep_best(
     if chain_only.any():
         candidates &= first_children(trees.parents, trees.log_probs) | ~chain_only[:, None]
     cumulative = np.where(candidates, _cumulative(trees, int(depths.max(initial=0))), np.float32(-np.inf))
-    return _compacted(trees, best_nodes(cumulative, depths, max_nodes))
+    return compact_trees(trees, best_nodes(cumulative, depths, max_nodes))
 
 
 def merge_trees(several: Sequence[DraftTrees]) -> DraftTrees:
@@ -280,7 +287,7 @@ def merge_trees(several: Sequence[DraftTrees]) -> DraftTrees:
         log_probs[firsts], sources[firsts] = log_probs[best], sources[best]
     joined.parents[:] = np.where(joined.parents >= 0, (merged[parents] % width).reshape(joined.parents.shape), -1)
     keep = (merged == node_ids) & (depths >= 0)
-    return _compacted(joined, keep.reshape(num_sequences, width))
+    return compact_trees(joined, keep.reshape(num_sequences, width))
 
 
 def _side_by_side(several: Sequence[DraftTrees]) -> DraftTrees:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.choices import build_static_tree
-from draftline.draft_trees import DraftTrees, best_nodes, first_children, keep_nodes
+from draftline.draft_trees import DraftTrees, best_nodes, compact_trees, first_children
 from draftline.speculation import TreeShape
 
 
@@ -149,7 +149,7 @@ class TreeGrowth:
         sources[:, 0] = -1
         num_nodes = np.full(len(self._sequences), self.num_pool, dtype=np.int64)
         pool = DraftTrees(self.parents, self.token_ids, self.log_probs, sources, num_nodes)
-        return keep_nodes(pool, best_nodes(cumulative, self.depths, max_nodes))
+        return compact_trees(pool, best_nodes(cumulative, self.depths, max_nodes))
 
 
 def grow_by_depth(

@@ -49,6 +49,9 @@ class InStepRows:
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
         width = int(counts.max())
+        num_words = -(-width // 32)
+        row_ids, masks = self._row_ids[takes_part, :width], self._masks[takes_part, :width, :num_words].view(np.int32)
+        if starts[-1] == row_ids.size:  # nothing to leave out: every sequence has as many rows
+            return starts, row_ids.ravel(), masks.reshape(-1, num_words)
         is_row = np.arange(width) < counts[:, None]
-        masks = self._masks[takes_part, :width, : -(-width // 32)]
-        return starts, self._row_ids[takes_part, :width][is_row], masks[is_row].view(np.int32)
+        return starts, row_ids[is_row], masks[is_row]
