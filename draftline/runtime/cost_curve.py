@@ -16,7 +16,8 @@ _PROBED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _NUM_REPEATS = 3
 _SLOW_FORWARD_MS = 250.0  # no more rows are probed once a forward takes so long: a server must start in seconds
 _GLOBAL_RATE = 0.1  # share of a step's surprise, in log, that goes to the whole curve
-_LOCAL_RATE = 0.15  # and to the knots around the step's number of rows
+_LOCAL_RATE = 0.15  # and to the knots around the step's number of rows; more at first, as those are hardly known
+_PROBED_WEIGHT = 3.0  # of the probe of a knot, in observed steps
 _MAX_SURPRISE = 2.0  # a step that took longer than so many times what was expected counts as one that took so many
 
 
@@ -42,6 +43,7 @@ class CostCurve:
         assert bool(np.all(np.diff(self._knots) > 0))
         assert bool(np.all(self._measured > 0))
         self._corrections = np.zeros(self._knots.size)  # log of the local part of the correction
+        self._num_observed = np.zeros(self._knots.size)
         self._scale = 0.0  # log of the part for the whole curve
         self._refit()
 
@@ -68,7 +70,9 @@ class CostCurve:
         step = float(np.log(surprise))
         place = float(np.interp(num_tokens, self._knots, np.arange(self._knots.size)))
         self._scale += _GLOBAL_RATE * step
-        self._corrections += _LOCAL_RATE * step * np.maximum(1.0 - np.abs(np.arange(self._knots.size) - place), 0.0)
+        nearness = np.maximum(1.0 - np.abs(np.arange(self._knots.size) - place) / 2, 0.0)
+        self._corrections += np.maximum(_LOCAL_RATE, 1 / (_PROBED_WEIGHT + self._num_observed)) * step * nearness
+        self._num_observed += nearness
         self._refit()
 
     def _refit(self) -> None:

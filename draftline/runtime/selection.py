@@ -14,6 +14,7 @@ from draftline.runtime.probing import ProbeTimer
 from draftline.speculation import TreeShape
 
 _TIE_BREAK = 1e-9
+_VERIFIED_PROBES = 4  # one probe in so many verifies a node per sequence: what rows cost must be seen as well
 _TRUST_RATE = 1 / 24  # at which drafted steps are forgotten that show how far expectations come true
 _TRUST_TOKENS = 2.0  # as if so many had been expected and accepted
 _MIN_GAIN = 1.02  # expected over plain decoding, below which it is not worth the host's work
@@ -28,8 +29,8 @@ class SpeculationPolicy:
 
     Speculation stops where plain decoding is expected to be faster, and a shallower draft is taken where deeper levels
     do not pay for their forward. Now and then a probe drafts deeper than seems to pay. Probes are rare enough to cost
-    at most 1.5 % where they fail, and what they find needs no verification: the tokens that the target draws anyway
-    tell which candidates they would have been.
+    at most 1.5 % where they fail. What they find of the draft needs no verification: the tokens that the target draws
+    anyway tell which candidates they would have been.
     """
 
     def __init__(self, shape: TreeShape, cost: CostCurve, num_sources: int) -> None:
@@ -44,6 +45,7 @@ class SpeculationPolicy:
         self._drafted: DraftTrees | None = None  # of this step, and the depths of its nodes
         self._node_depths: NDArray[np.int64] | None = None
         self._rate_to_beat: float | None = None  # of this step, where it is a probe: tokens/ms of what it replaces
+        self._num_probes = 0
         self._num_steps_unseen = 0  # since the supply was last observed
         self._expected = 0.0  # accepted tokens of this step
         self._recently_expected, self._recently_accepted = 0.0, 0.0
@@ -67,6 +69,7 @@ class SpeculationPolicy:
         if self._probes.is_due(num_deeper * cost):
             self._depth += num_deeper
             self._rate_to_beat = rate
+            self._num_probes += 1
         return self._depth
 
     def select(self, trees: DraftTrees, num_other_rows: int, max_rows: int) -> NDArray[np.bool_]:
@@ -99,6 +102,8 @@ class SpeculationPolicy:
             tokens += num_sequences
             rows = np.arange(num_sequences + num_other_rows, num_sequences + num_other_rows + num_allowed + 1)
             num_kept = int(np.argmax(tokens / (self.cost.at(rows) + self._draft_ms(num_sequences, self._depth))))
+            if self._rate_to_beat is not None and self._num_probes % _VERIFIED_PROBES == 0:
+                num_kept = max(num_kept, min(num_sequences, num_allowed))
         self._expected = float(reach[order[:num_kept]].sum())
         keep = np.zeros(trees.parents.size, np.bool_)
         keep[nodes[order[:num_kept]]] = True

@@ -84,7 +84,7 @@ def test_one_outlier_is_not_believed() -> None:
     curve = CostCurve(ROWS, MEASURED)
     before = curve.at(ROWS)
     curve.observe(8, 10_000.0)
-    assert float(np.max(curve.at(ROWS) / before)) < 1.25
+    assert float(np.max(curve.at(ROWS) / before)) < 1.4
 
 
 def test_measures_all_sizes_that_fit_with_every_row_sampled() -> None:

@@ -82,6 +82,13 @@ def test_comes_back_when_the_draft_becomes_good(num_sequences: int) -> None:
     assert world.run(policy, num_sequences, 200).speedup > 2.0
 
 
+def test_a_cost_curve_measured_at_a_bad_moment_is_not_for_ever() -> None:
+    policy, world = make_policy([10.0 * rows for rows in LINEAR]), make_world(GPU, 1.0, 0.8, 1.0)
+    first = world.run(policy, 1, 1000)
+    assert first.speedup > 0.97
+    assert world.run(policy, 1, 1000).speedup > 2.0
+
+
 def test_gives_up_soon_when_the_draft_becomes_useless() -> None:
     world, policy = make_world(GPU, 1.0, 0.8, 1.0), make_policy(GPU)
     assert world.run(policy, 1, 300).speedup > 2.0
