@@ -28,8 +28,8 @@ class BlockPool:
 
     The prefix cache maps (parent block id, the block's S token ids) to a block id, so equal keys mean equal prefixes
     exactly: a hash collision is told apart by comparison, and cannot hand over another prompt's KV. With ``lookahead``
-    a key has so many token ids more, those behind the block that what is kept for it depends on. A parent's id can stand
-    for the whole prefix because a published block never outlives its parent in the cache:
+    a key has so many token ids more, those behind the block that what is kept for it depends on. A parent's id can
+    stand for the whole prefix because a published block never outlives its parent in the cache:
 
     - whoever holds a block holds its parent (``find_prefix`` walks from the root, and ``publish`` returns the canonical
       block, which the caller must hold from then on in place of its own copy);

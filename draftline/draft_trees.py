@@ -141,19 +141,17 @@ def packed_masks(trees: DraftTrees) -> NDArray[np.int32]:
     num_sequences, width = trees.parents.shape
     num_words = -(-width // 32)
     nodes = np.arange(width)
-    own = np.zeros((width, num_words), dtype=np.uint32)
-    own[nodes, nodes // 32] = np.left_shift(1, nodes % 32).astype(np.uint32)
-    masks = np.tile(own, (num_sequences, 1))
+    own = np.zeros((num_words, width), dtype=np.uint32)
+    own[nodes // 32, nodes] = np.left_shift(1, nodes % 32).astype(np.uint32)
+    words = np.where(trees._depths >= 0, own[:, None], np.uint32(0)).reshape(num_words, num_sequences * width)
     ancestors = flat_parents(trees.parents)
-    while True:
-        masks |= masks[ancestors]
-        further = ancestors[ancestors]
-        if np.array_equal(further, ancestors):
-            break
-        ancestors = further
-    masks = masks.reshape(num_sequences, width, num_words)
-    masks[_padding(trees)] = 0
-    return masks.view(np.int32)
+    reach = 1
+    while reach <= trees._depths.max(initial=0):
+        for word in words:
+            word |= word[ancestors]
+        ancestors = ancestors[ancestors]
+        reach *= 2
+    return words.T.reshape(num_sequences, width, num_words).view(np.int32)
 
 
 def cumulative_log_probs(trees: DraftTrees) -> NDArray[np.float32]:

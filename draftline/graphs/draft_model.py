@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -29,8 +30,8 @@ def build_draft_model_graph(
     Inputs: ``input_ids``, ``position_ids [N]``, ``candidate_rows [R]``; those of ``AttentionInputs``,
     ``SamplingInputs`` and ``InStepRows``; the pools.
     Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``sampled_ids [R] int64``, drawn as the
-    target draws, and ``kv_rows [N, 2 * layers, K * D]``. Logits of ids beyond ``target_vocab_size``, which pad the
-    vocabularies of some models, are left out.
+    target draws, and ``kv_rows [N, 2 * layers, K * D]``. Some models' vocabularies are padded: logits of ids beyond
+    ``target_vocab_size`` are left out, and ids beyond the draft's own read its last row.
     """
     graph = OnnxGraph()
     ids = graph.input("input_ids", TensorProto.INT32, ["N"])
@@ -40,6 +41,8 @@ def build_draft_model_graph(
     sampling = emit_sampling_inputs(graph)
     in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads * config.head_size)
     decoder = Decoder(graph, weights, config, block_size, positions, attention_inputs, in_step)
+    if config.vocab_size < target_vocab_size:
+        ids = graph.op("Min", ids, graph.constant(np.array(config.vocab_size - 1, np.int32)))
     x = decoder.linear.embed(ids, EMBEDDING, config.hidden_size)
     for layer in range(config.num_hidden_layers):
         x = decoder.layer(x, f"transformer.layers.{layer}")

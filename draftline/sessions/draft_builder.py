@@ -11,6 +11,7 @@ import onnx
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
 from draftline.checkpoints.drafts import load_head_config
+from draftline.checkpoints.known_positions import known_positions
 from draftline.checkpoints.safetensors_file import TensorEntry
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import BuildError
@@ -126,7 +127,7 @@ def _describe_model(
     config = DraftConfig(
         method="draft_model",
         num_candidates=_num_candidates(index, tree, min(model.vocab_size, target.vocab_size)),
-        max_position_embeddings=model.max_position_embeddings,
+        max_position_embeddings=known_positions(model.max_position_embeddings, model.rotary_scaling),
         num_layers=model.num_hidden_layers,
         num_attention_heads=model.num_attention_heads,
         num_key_value_heads=model.num_key_value_heads,
@@ -170,7 +171,7 @@ def _describe_head(
         config = DraftConfig(
             method=source.method,
             num_candidates=_num_candidates(index, tree, head.draft_vocab_size),
-            max_position_embeddings=head.max_position_embeddings,
+            max_position_embeddings=known_positions(head.max_position_embeddings, head.rotary_scaling),
             num_layers=head.num_layers,
             num_attention_heads=head.num_attention_heads,
             num_key_value_heads=head.num_key_value_heads,

@@ -49,6 +49,7 @@ CASES = {
     "eagle3-wider": Case("eagle3", {"hidden_size": 96, "own_embedding": True, "captured_layers": (0, 1, 2)}),
     "draft-model": Case("draft_model"),
     "draft-model-padded": Case("draft_model", {"vocab_size": 336, "tie": True}),
+    "draft-model-less-padded": Case("draft_model", {"vocab_size": 300}),
 }
 
 
@@ -282,3 +283,13 @@ def test_a_forward_may_have_more_rows_than_a_text_has_positions(tmp_path: Path) 
         np.testing.assert_array_equal(result.token_ids[0], candidates[b])
     draft.close()
     target.close()
+
+
+def test_ids_beyond_a_draft_models_rows_read_its_last_row(tmp_path: Path) -> None:
+    opened = open_case(tmp_path, CASES["draft-model-less-padded"])
+    results = []
+    for token_id in (299, 319):
+        steps = DraftSteps(opened.draft, [Text([0])], is_head=False)
+        results.append(steps.first([[5, token_id]], [[0, 1]]))
+    np.testing.assert_array_equal(results[0].token_ids, results[1].token_ids)
+    np.testing.assert_array_equal(results[0].log_probs, results[1].log_probs)

@@ -9,7 +9,6 @@ from draftline.checkpoints.tokenizer import TOKENIZER_FILE, load_tokenizer
 from draftline.errors import CheckpointError
 
 _CURE = "choose a draft model of the target's family, with the very same tokenizer"
-_PAD = "pad its embedding with resize_token_embeddings and save it again, or choose another draft model"
 
 
 def check_same_vocabulary(
@@ -18,8 +17,7 @@ def check_same_vocabulary(
     """Check that a draft model's token ids mean what the target's mean.
 
     The tokenizers map the same tokens to the same ids, and both models have a row for each of them. Rows behind the
-    tokenizer's last id are padding, of which models of one family have different numbers. The draft may have more than
-    the target; it may not have fewer, since prompts may hold any id of the target and the draft reads them too.
+    tokenizer's last id are padding, of which models of one family have different numbers.
 
     Raises:
         CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
@@ -40,6 +38,3 @@ def check_same_vocabulary(
         if model.vocab_size < num_ids:
             rule = f"the model has a row for each of the tokenizer's {num_ids} ids"
             raise CheckpointError(where, rule, f"vocab_size {model.vocab_size}", _CURE)
-    if draft.vocab_size < target.vocab_size:
-        rule = f"the draft has a row for each of the target's {target.vocab_size} ids"
-        raise CheckpointError(draft_tokenizer_dir, rule, f"vocab_size {draft.vocab_size}", _PAD)
