@@ -25,7 +25,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "qwen2": {"architecture": "qwen2", "seed": 2, "loudness": 0.3},
     "window": {"architecture": "mistral", "seed": 3, "loudness": 0.4, "extra_config": {"sliding_window": 24}},
     "mha": {"kv_heads": 4, "seed": 4, "loudness": 0.4},
-    "long": {"max_position_embeddings": 1024},
+    "few_tokens": {"vocab_size": 6, "seed": 5, "loudness": 1.0},
 }
 
 
@@ -51,11 +51,11 @@ class Engines:
         if name == "nearly":
             return "draft_model", directory if is_there else write_perturbed(directory, checkpoint, noise=0.15)
         if name == "eagle1":
-            return name, directory if is_there else write_likely_eagle1(directory, checkpoint)
+            return "eagle1", directory if is_there else write_likely_eagle1(directory, checkpoint)
         if name == "eagle3":
-            return name, directory if is_there else write_likely_eagle3(directory, checkpoint)
+            return "eagle3", directory if is_there else write_likely_eagle3(directory, checkpoint)
         assert name == "medusa"
-        return name, directory if is_there else write_likely_medusa(directory, checkpoint)
+        return "medusa", directory if is_there else write_likely_medusa(directory, checkpoint)
 
     def open(
         self,

@@ -7,6 +7,7 @@ knows the target's embedding and ``lm_head`` guesses well, without any training.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from tests.tiny_checkpoints import Architecture, write_tiny_checkpoint, write_weights
+from tests.tiny_checkpoints import NUM_TOKENS, Architecture, write_tiny_checkpoint, write_weights
 from tests.tiny_drafts import write_draft, write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
 
 Tensors = dict[str, NDArray[Any]]
@@ -26,6 +27,8 @@ def write_murmuring_target(
 ) -> Path:
     """Write a random target whose layers add ``loudness`` times what those of ``write_tiny_checkpoint`` add."""
     write_tiny_checkpoint(directory, architecture, **sizes)
+    if sizes.get("vocab_size", NUM_TOKENS) < NUM_TOKENS:
+        _cut_tokenizer(directory / "tokenizer.json", sizes["vocab_size"])
     tensors = load_file(directory / "model.safetensors")
     for name in tensors:
         if name.endswith(_WHAT_LAYERS_ADD):
@@ -36,7 +39,7 @@ def write_murmuring_target(
 
 def write_perturbed(directory: Path, target: Path, *, noise: float, **config: Any) -> Path:
     """Write a draft model: ``target`` with noise of ``noise`` times their own spread on all its matrices."""
-    write_tiny_checkpoint(directory, **sizes_of(target))
+    shutil.copytree(target, directory)
     (directory / "config.json").write_text(json.dumps(json.loads((target / "config.json").read_text()) | config))
     generator = np.random.default_rng(1)
     tensors = load_file(target / "model.safetensors")
@@ -119,9 +122,13 @@ def target_norm(target: Path) -> NDArray[np.float32]:
     return norm
 
 
-def sizes_of(checkpoint: Path) -> dict[str, Any]:
-    config = json.loads((checkpoint / "config.json").read_text())
-    return {"architecture": config["model_type"], "vocab_size": config["vocab_size"]}
+def _cut_tokenizer(path: Path, vocab_size: int) -> None:
+    """Keep the first ``vocab_size`` tokens: the special ones and some bytes."""
+    tokenizer = json.loads(path.read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {token: number for token, number in model["vocab"].items() if number < vocab_size}
+    model["merges"] = []
+    path.write_text(json.dumps(tokenizer))
 
 
 def _rewrite(directory: Path, tensors: Tensors, weights_file: str = "model.safetensors") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ DRAFTS = (
     "nearly+eagle1",
     "medusa+eagle3+nearly",
 )
-ROOMY = (
+ROOMY: tuple[dict[str, Any], ...] = (
     {"max_batch_size": 16},
     {"max_batch_size": 16, "max_num_tokens": 24},  # prompts come in chunks
     {"max_batch_size": 1},

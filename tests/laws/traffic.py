@@ -22,7 +22,7 @@ from draftline.runtime.sequence import Sequence as Served
 from draftline.runtime.text_stream import TextStream
 from draftline.sessions.engine_config import load_engine_config
 from draftline.sessions.opening import open_draft_sessions, open_session
-from draftline.sessions.protocol import DraftSession, Session
+from draftline.sessions.protocol import Session
 from draftline.speculation import TreeShape
 
 CHAIN = TreeShape("chain", max_nodes=5, max_depth=4, top_k=1)
@@ -77,6 +77,7 @@ class OpenEngine:
     """The sessions of an engine folder; ``serve`` puts a new core on them."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.config = load_engine_config(directory)
         self.session: Session = open_session(directory, self.config)
         self.draft_sessions = open_draft_sessions(directory, self.config, self.session)
@@ -94,9 +95,10 @@ class OpenEngine:
         return Traffic(self, prefix_cache=prefix_cache, **limits)
 
     def close(self) -> None:
-        drafts: list[DraftSession] = [session for session in self.draft_sessions if session is not None]
-        for session in (*drafts, self.session):
-            session.close()
+        for draft_session in self.draft_sessions:
+            if draft_session is not None:
+                draft_session.close()
+        self.session.close()
 
 
 class Traffic:
