@@ -40,21 +40,29 @@ class Ratio:
 
 
 def measure_rounds(
-    systems: Sequence[System], workloads: Sequence[Workload], num_rounds: int, say: Callable[[str], None]
+    systems: Sequence[System],
+    workloads: Sequence[Workload],
+    num_rounds: int,
+    say: Callable[[str], None],
+    *,
+    learns: bool = False,
 ) -> list[Measurement]:
     """Return one measurement per system and workload, after a round that is not counted.
 
-    The order of the systems turns from round to round.
+    The order of the systems turns from round to round. The round that is not counted is short, unless a system
+    ``learns`` in it.
     """
     values: dict[tuple[str, int], list[float]] = {
         (system.name, place): [] for place in range(len(workloads)) for system in systems
     }
     for number in range(-1, num_rounds):
         for place, workload in enumerate(workloads):
+            is_short = number < 0 and not learns
+            num_tokens = min(workload.num_tokens, 4 + workload.num_prompts) if is_short else workload.num_tokens
             turn = number % len(systems)
             for system in [*systems[turn:], *systems[:turn]]:
                 time.sleep(SETTLE_SECONDS)
-                value = workload.evaluate(system.answer(workload.prompts(number + 1), _num_tokens(workload, number)))
+                value = workload.evaluate(system.answer(workload.prompts(number + 1), num_tokens))
                 if number >= 0:
                     values[system.name, place].append(value)
                     say(f"round {number + 1}/{num_rounds} {workload.name}: {system.name} {value:.1f} {workload.unit}")
@@ -62,10 +70,6 @@ def measure_rounds(
         Measurement(name, workloads[place].name, workloads[place].unit, tuple(numbers))
         for (name, place), numbers in values.items()
     ]
-
-
-def _num_tokens(workload: Workload, number: int) -> int:
-    return workload.num_tokens if number >= 0 else min(workload.num_tokens, 4 + workload.num_prompts)
 
 
 def compute_ratio(

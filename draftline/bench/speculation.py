@@ -99,7 +99,8 @@ def _measure_batch(
     speculating = InProcessSystem(loaded, SPECULATING)
     systems = [InProcessSystem(loaded, PLAIN, speculate=False), speculating]
     workload = decode_workload(batch_size, settings.num_tokens)
-    return measure_rounds(systems, [workload], settings.num_rounds, say), sum_numbers(speculating.speculation)
+    measurements = measure_rounds(systems, [workload], settings.num_rounds, say, learns=True)
+    return measurements, sum_numbers(speculating.speculation)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

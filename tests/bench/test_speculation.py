@@ -18,7 +18,7 @@ from draftline.speculation import TreeShape
 from draftline.stages.runner import run_pipeline
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
-TINY = Settings(num_rounds=2, num_tokens=12, batch_sizes=(1, 3), num_host_steps=3)
+TINY = Settings(num_rounds=2, num_tokens=64, batch_sizes=(1, 3), num_host_steps=3)
 
 
 def build(root: Path, **blocks: Any) -> Path:
