@@ -146,12 +146,11 @@ def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.
     ancestors = flat_parents(trees.parents)
     reached: NDArray[np.bool_] = (is_acceptable & (trees.parents >= 0)).ravel()
     reached[:: trees.parents.shape[1]] = True
-    while True:
+    max_depth, reach = int(node_depths(trees).max(initial=0)), 1
+    while reach <= max_depth:
         np.logical_and(reached, reached[ancestors], out=reached)
-        further = ancestors[ancestors]
-        if np.array_equal(further, ancestors):
-            return reached.reshape(trees.parents.shape)
-        ancestors = further
+        ancestors, reach = ancestors[ancestors], 2 * reach
+    return reached.reshape(trees.parents.shape)
 
 
 def _accepted(paths: NDArray[np.int64], num_accepted: NDArray[np.int64], sampled_ids: NDArray[np.int32]) -> Accepted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +20,7 @@ class DraftTrees:
     - ``token_ids int32``: of the root, the sequence's last token; padding -1. Siblings have different tokens.
     - ``log_probs float32``: log of the draft's probability of a node given its parent; 0 at the root, -inf in padding.
     - ``sources int8``: which drafter proposed the node, an index into the pipeline's drafts; -1 at root and padding.
+    - ``known_depths int64``: what ``node_depths`` says, of who built the trees and knew; None = it is computed.
     """
 
     parents: NDArray[np.int32]
@@ -27,9 +28,12 @@ class DraftTrees:
     log_probs: NDArray[np.float32]
     sources: NDArray[np.int8]
     num_nodes: NDArray[np.int64]
+    known_depths: NDArray[np.int64] | None = None
 
     @cached_property
     def _depths(self) -> NDArray[np.int64]:
+        if self.known_depths is not None:
+            return self.known_depths
         depths = _hops(flat_parents(self.parents)).reshape(self.parents.shape)
         depths[_padding(self)] = -1
         depths.flags.writeable = False  # a step asks several times
@@ -200,7 +204,11 @@ def compact_trees(trees: DraftTrees, keep: Mask) -> DraftTrees:
     kept.token_ids.ravel()[places] = trees.token_ids.ravel()[nodes]
     kept.log_probs.ravel()[places] = trees.log_probs.ravel()[nodes]
     kept.sources.ravel()[places] = trees.sources.ravel()[nodes]
-    return kept
+    if trees.known_depths is None:
+        return kept
+    depths = np.full(kept.parents.shape, -1, dtype=np.int64)
+    depths.ravel()[places] = trees.known_depths.ravel()[nodes]
+    return replace(kept, known_depths=depths)
 
 
 def first_children(parents: NDArray[np.int32], log_probs: NDArray[np.float32]) -> Mask:

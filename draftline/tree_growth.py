@@ -148,7 +148,7 @@ class TreeGrowth:
         sources = np.full(self.parents.shape, self._source, dtype=np.int8)
         sources[:, 0] = -1
         num_nodes = np.full(len(self._sequences), self.num_pool, dtype=np.int64)
-        pool = DraftTrees(self.parents, self.token_ids, self.log_probs, sources, num_nodes)
+        pool = DraftTrees(self.parents, self.token_ids, self.log_probs, sources, num_nodes, self.depths)
         return compact_trees(pool, best_nodes(cumulative, self.depths, max_nodes))
 
 

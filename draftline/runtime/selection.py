@@ -128,6 +128,8 @@ class SpeculationPolicy:
         ``num_accepted_tokens``, ``bonus_ids [B]``. ``draft_ms`` was spent on drafters in the step, ``verify_ms`` in the
         target's forward of ``num_rows`` rows, other rows included.
         """
+        if self.shape.kind != "auto":
+            return
         num_sequences = trees.parents.shape[0]
         self.cost.observe(num_rows, verify_ms)
         self._draft_cost.observe(num_sequences, self._depth if self._drafted is not None else 0, draft_ms)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+_BIT = np.uint32(1)
+
 
 class InStepRows:
     """Rows of B sequences in the order they were run, parents before children, with their packed masks.
@@ -34,11 +36,10 @@ class InStepRows:
         first_row_id: int,
     ) -> None:
         """Add nodes ``[n]`` of sequences ``owners``, the ``ranks``-th new one of its sequence each (0, 1, ...)."""
-        places = self._num_rows[owners] + ranks
-        words, bits = np.divmod(places, 32)
+        places, numbers = self._num_rows[owners] + ranks, np.arange(len(nodes))
         masks = self._masks_of[owners, parents]
-        masks[np.arange(len(nodes)), words] |= np.uint32(1) << bits.astype(np.uint32)
-        row_ids = np.arange(first_row_id, first_row_id + len(nodes))
+        masks[numbers, places >> 5] |= np.left_shift(_BIT, (places & 31).astype(np.uint32))
+        row_ids = first_row_id + numbers
         self.row_ids_of[owners, nodes] = self._row_ids[owners, places] = row_ids
         self._masks_of[owners, nodes] = self._masks[owners, places] = masks
         self._num_rows += np.bincount(owners, minlength=len(self._num_rows))
