@@ -13,6 +13,7 @@ from draftline.runtime.draft_cost import DraftCost
 from draftline.runtime.probing import ProbeTimer
 from draftline.speculation import TreeShape
 
+_LEARNING_SEQUENCES = 4  # a batch of more teaches so much per step that not every step is learnt from
 _TIE_BREAK = 1e-9
 _VERIFIED_PROBES = 4  # one probe in so many verifies a node per sequence: what rows cost must be seen as well
 _TRUST_RATE = 1 / 24  # at which drafted steps are forgotten that show how far expectations come true
@@ -46,6 +47,10 @@ class SpeculationPolicy:
         self._node_depths: NDArray[np.int64] | None = None
         self._rate_to_beat: float | None = None  # of this step, where it is a probe: tokens/ms of what it replaces
         self._num_probes = 0
+        self._num_plans = 0
+        self._learns = True  # of this step
+        self._best: tuple[int, float] | None = None  # depth and rate for the load below, by what was learnt last
+        self._load = (0, 0)
         self._num_steps_unseen = 0  # since the supply was last observed
         self._expected = 0.0  # accepted tokens of this step
         self._recently_expected, self._recently_accepted = 0.0, 0.0
@@ -60,7 +65,12 @@ class SpeculationPolicy:
         self._depth = self.shape.max_depth
         if self.shape.kind != "auto" or not self._supply.is_known:
             return self._depth
-        self._depth, rate = self._best_depth(num_sequences, num_other_rows)
+        self._num_plans += 1
+        self._learns = self._num_plans % (1 + num_sequences // _LEARNING_SEQUENCES) == 0
+        if self._best is None or self._load != (num_sequences, num_other_rows):
+            self._load = (num_sequences, num_other_rows)
+            self._best = self._best_depth(num_sequences, num_other_rows)
+        self._depth, rate = self._best
         if self._depth == self.shape.max_depth:
             self._probes.reset()
             return self._depth
@@ -70,6 +80,7 @@ class SpeculationPolicy:
             self._depth += num_deeper
             self._rate_to_beat = rate
             self._num_probes += 1
+            self._learns = True
         return self._depth
 
     def select(self, trees: DraftTrees, num_other_rows: int, max_rows: int) -> NDArray[np.bool_]:
@@ -95,8 +106,9 @@ class SpeculationPolicy:
         order = np.argsort(reach * (_TIE_BREAK * depths - 1.0), kind="stable")
         num_kept = num_allowed
         if self.shape.kind == "auto":
-            self._supply.observe(reach, depths, num_sequences, self._depth, self._num_steps_unseen)
-            self._num_steps_unseen = 0
+            if self._learns:
+                self._supply.observe(reach, depths, num_sequences, self._depth, self._num_steps_unseen)
+                self._num_steps_unseen = 0
             tokens = np.zeros(num_allowed + 1)
             np.cumsum(reach[order[:num_allowed]], out=tokens[1:])
             tokens += num_sequences
@@ -130,14 +142,18 @@ class SpeculationPolicy:
         """
         if self.shape.kind != "auto":
             return
+        drafted, depths = self._drafted, self._node_depths
+        if drafted is not None:
+            self._recently_expected += self._expected - _TRUST_RATE * self._recently_expected
+            self._recently_accepted += float(num_accepted_tokens.sum()) - _TRUST_RATE * self._recently_accepted
+        if not self._learns:
+            return
+        self._best = None
         num_sequences = trees.parents.shape[0]
         self.cost.observe(num_rows, verify_ms)
-        self._draft_cost.observe(num_sequences, self._depth if self._drafted is not None else 0, draft_ms)
-        drafted, depths = self._drafted, self._node_depths
+        self._draft_cost.observe(num_sequences, self._depth if drafted is not None else 0, draft_ms)
         if drafted is None or depths is None:
             return
-        self._recently_expected += self._expected - _TRUST_RATE * self._recently_expected
-        self._recently_accepted += float(num_accepted_tokens.sum()) - _TRUST_RATE * self._recently_accepted
         emitted_ids = _emitted_ids(trees, paths, num_accepted_tokens, bonus_ids)
         self.calibration.observe(drafted, depths, emitted_ids)
         if self._rate_to_beat is not None:
