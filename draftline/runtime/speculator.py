@@ -73,10 +73,10 @@ class Speculator:
         root_ids = np.fromiter((s.token_ids[s.num_tokens - 1] for s in decoding), np.int32, num_roots)
         policy = self._policy
         num_depths = policy.plan(num_roots, num_other_rows) if policy is not None and num_roots else 0
-        # The bonus token is emitted as well, so one token less may be drafted than are left to emit.
-        limits = [min(s.max_draft_tokens, s.request.max_tokens - s.num_output_tokens - 1) for s in decoding]
-        max_drafts = np.array(limits, dtype=np.int64)
-        max_depths = np.clip(max_drafts, 0, min(num_depths, self._shape.max_depth))
+        # The bonus token is emitted as well, so a path is one token shorter than what is left to emit.
+        num_left = np.array([s.request.max_tokens - s.num_output_tokens - 1 for s in decoding], dtype=np.int64)
+        max_drafts = np.array([s.max_draft_tokens for s in decoding], dtype=np.int64)
+        max_depths = np.clip(np.minimum(num_left, max_drafts), 0, min(num_depths, self._shape.max_depth))
         if policy is None or not np.any(max_depths > 0):
             return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
         contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
