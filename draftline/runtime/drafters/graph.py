@@ -91,51 +91,46 @@ class GraphDrafter:
         room = self._max_positions - roots.contexts + self._is_head
         max_depths = np.where(self._has_candidates[seats], np.clip(roots.max_depths, 0, room), 0)
         growth = TreeGrowth(self._shape, roots.token_ids, max_depths, self._source)
-        in_step = InStepRows(self._root_row_ids[seats], pool_size(self._shape), has_root=not self._is_head)
-        block_table = self._builder.block_table(seats, int(roots.contexts.max()))
         if growth.frontier.shape[1]:
             growth.expand(self._candidate_ids[seats][:, None], self._candidate_log_probs[seats][:, None])
-        depth = 1
-        while growth.frontier.shape[1]:
-            growth.expand(*self._run_frontier(roots, growth, depth, in_step, block_table))
-            depth += 1
+        if growth.frontier.shape[1]:
+            self._grow(growth, roots, np.flatnonzero(max_depths > 1))
         return growth.finish(roots.max_nodes, roots.chain_only)
 
-    def _run_frontier(
-        self, roots: Roots, growth: TreeGrowth, depth: int, in_step: InStepRows, block_table: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Run the frontier's nodes, which have this depth, and return their candidates ``[D, F, k]``."""
-        frontier = growth.frontier
-        is_new = frontier >= 0
-        takes_part = is_new.any(axis=1)
-        owners, places = np.nonzero(is_new)
-        nodes = frontier[owners, places]
-        parents = growth.parents[owners, nodes].astype(np.int64)
-        in_step.append(owners, (np.cumsum(is_new, axis=1) - 1)[owners, places], nodes, parents, self._num_rows)
-        self._num_rows += len(nodes)
-        starts, row_ids, packed_mask = in_step.pack(takes_part)
-        positions = roots.contexts[owners] + depth
-        sampling = self._sampling(roots.seats[owners], positions + 1)
-        result = self._forward(
-            DraftBatch(
-                is_first=False,
-                input_ids=growth.token_ids[owners, nodes],
-                position_ids=(positions - self._is_head).astype(np.int32),
-                feature_rows=(-1 - in_step.row_ids_of[owners, parents]).astype(np.int32),
-                sequence_starts=starts,
-                row_ids=row_ids,
-                context_lengths=roots.contexts[takes_part].astype(np.int32),
-                block_table=block_table[takes_part],
-                candidate_rows=np.arange(len(nodes), dtype=np.int32),
-                packed_mask=packed_mask,
-                **sampling,
+    def _grow(self, growth: TreeGrowth, roots: Roots, members: NDArray[np.int64]) -> None:
+        """Run the frontier, depth by depth, of the trees that grow on: ``members``, indices into the roots."""
+        seats, contexts = roots.seats[members], roots.contexts[members]
+        block_table = self._builder.block_table(seats, int(contexts.max()))
+        in_step = InStepRows(self._root_row_ids[seats], pool_size(self._shape), has_root=not self._is_head)
+        sequences, everyone = members[:, None], len(members) == len(roots.sequences)
+        depth = 1
+        while growth.frontier.shape[1]:
+            frontier = growth.frontier if everyone else growth.frontier[members]
+            parent_row_ids = in_step.append(frontier, growth.parents[sequences, frontier], self._num_rows)
+            self._num_rows += frontier.size
+            starts, row_ids, packed_mask = in_step.pack()
+            # Padding hangs below the root.
+            positions = (contexts[:, None] + np.where(frontier >= 0, depth, 1)).ravel()
+            sampling = self._sampling(np.repeat(seats, frontier.shape[1]), positions + 1)
+            result = self._forward(
+                DraftBatch(
+                    is_first=False,
+                    input_ids=np.maximum(growth.token_ids[sequences, frontier], 0).ravel(),
+                    position_ids=(positions - self._is_head).astype(np.int32),
+                    feature_rows=(-1 - parent_row_ids).ravel().astype(np.int32),
+                    sequence_starts=starts,
+                    row_ids=row_ids,
+                    context_lengths=contexts.astype(np.int32),
+                    block_table=block_table,
+                    candidate_rows=np.arange(frontier.size, dtype=np.int32),
+                    packed_mask=packed_mask,
+                    **sampling,
+                )
             )
-        )
-        candidates = (*frontier.shape, self._candidate_ids.shape[1])
-        token_ids = np.zeros(candidates, dtype=np.int32)
-        log_probs = np.full(candidates, -np.inf, dtype=np.float32)
-        token_ids[owners, places], log_probs[owners, places] = _sampled_first(result, sampling["temperature"])
-        return token_ids, log_probs
+            token_ids, log_probs = _sampled_first(result, sampling["temperature"])
+            shape = (*frontier.shape, token_ids.shape[1])
+            growth.expand(*_spread(token_ids.reshape(shape), log_probs.reshape(shape), members, len(roots.sequences)))
+            depth += 1
 
     def _sampling(self, seats: NDArray[np.int64], positions: NDArray[np.int64]) -> _Sampling:
         """Return the sampling arrays of candidate rows; heads draw nothing, and get neutral ones."""
@@ -248,6 +243,18 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int32]:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
+
+
+def _spread(
+    token_ids: NDArray[np.int32], log_probs: NDArray[np.float32], members: NDArray[np.int64], num_roots: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Put the candidates ``[M, F, k]`` of some roots where they stand among all; the others have none."""
+    if len(members) == num_roots:
+        return token_ids, log_probs
+    everyones = (num_roots, *token_ids.shape[1:])
+    all_ids, all_log_probs = np.zeros(everyones, np.int32), np.full(everyones, -np.inf, np.float32)
+    all_ids[members], all_log_probs[members] = token_ids, log_probs
+    return all_ids, all_log_probs
 
 
 def _sampled_first(
