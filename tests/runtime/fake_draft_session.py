@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.sessions.protocol import DraftBatch, DraftResult
-from tests.runtime.fake_session import FakeSession, in_step_mask, next_token
+from tests.runtime.fake_session import FakeSession, in_step_masks, next_token
 
 
 @dataclass
@@ -64,9 +64,17 @@ class FakeDraftSession:
         owner = {row_id: index for index, row_id in enumerate(batch.row_ids.tolist())}
         assert len(owner) == batch.row_ids.size
         assert set(new_ids) <= set(owner)
+        masks, committed = in_step_masks(batch), dict[int, list[list[int]]]()
+        owners = np.searchsorted(batch.sequence_starts, np.arange(batch.row_ids.size), side="right") - 1
         token_ids, sampled = [], []
         for index, candidate in enumerate(batch.candidate_rows.tolist()):
-            context = self._context(batch, owner[new_ids[candidate]])
+            place = owner[new_ids[candidate]]
+            sequence = int(owners[place])
+            if sequence not in committed:
+                committed[sequence] = self._committed(batch, sequence)
+            first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+            seen = batch.row_ids[first:last][masks[sequence][place - first]].tolist()
+            context = self._context(committed[sequence], seen)
             temperature, number = float(batch.temperature[index]), float(batch.uniform[index])
             guess = next_token(context, temperature, number, self._target.vocab_size)
             if next_token(context, 0.0, 0.0, 1000) >= 1000 * self._accuracy:
@@ -111,23 +119,22 @@ class FakeDraftSession:
         assert feature_position == position
         return token
 
-    def _context(self, batch: DraftBatch, place: int) -> NDArray[np.int32]:
-        """Return the text that an in-step row stands for, as its pool and its ancestors tell it."""
-        sequence = int(np.searchsorted(batch.sequence_starts, place, side="right")) - 1
-        first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+    def _committed(self, batch: DraftBatch, sequence: int) -> list[list[int]]:
+        """Read the rows of a context back from the pool."""
         positions = np.arange(int(batch.context_lengths[sequence]))
         blocks = batch.block_table[sequence, positions // self._block_size].astype(np.int64)
-        committed = self._pool[blocks * self._block_size + positions % self._block_size].tolist()
-        seen = in_step_mask(batch, sequence)[place - first]
-        in_step = [self._rows[row_id] for row_id in batch.row_ids[first:last][seen].tolist()]
-        rows = [Row(*values) for values in committed] + in_step
-        expected = list(range(len(rows)))
-        if [row.position for row in rows] != expected:
+        rows: list[list[int]] = self._pool[blocks * self._block_size + positions % self._block_size].tolist()
+        return rows
+
+    def _context(self, committed: list[list[int]], seen: list[int]) -> NDArray[np.int32]:
+        """Return the text that an in-step row stands for, as its pool and the rows it sees tell it."""
+        rows = [(feature, token, position) for feature, token, position in committed]
+        rows += [(row.feature, row.token, row.position) for row in map(self._rows.__getitem__, seen)]
+        features, tokens, positions = map(list, zip(*rows, strict=True))
+        if positions != list(range(len(rows))):
             return np.full(1, -1, dtype=np.int32)  # the pool is wrong: any guess
         if self._is_head:
-            tokens = [rows[0].feature, *(row.token for row in rows)]
-            if [row.feature for row in rows] != tokens[:-1]:
+            tokens = [features[0], *tokens]
+            if features != tokens[:-1]:
                 return np.full(1, -1, dtype=np.int32)
-        else:
-            tokens = [row.token for row in rows]
         return np.array(tokens, dtype=np.int32)

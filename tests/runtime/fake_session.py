@@ -7,6 +7,7 @@ request must get, without any pool.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ def answer(request: Request, vocab_size: int) -> list[int]:
     tokens = list(request.prompt_ids)
     sampling = request.sampling
     for _ in range(request.max_tokens):
-        number = float(uniform(sampling.seed, len(tokens)))
+        number = float(uniform(sampling.seed, len(tokens))) if sampling.temperature > 0 else 0.0
         token_id = next_token(np.array(tokens, dtype=np.int32), sampling.temperature, number, vocab_size)
         if token_id in request.end_ids:
             break
@@ -37,13 +38,17 @@ def answer(request: Request, vocab_size: int) -> list[int]:
     return tokens[len(request.prompt_ids) :]
 
 
-def in_step_mask(batch: StepBatch | DraftBatch, sequence: int) -> NDArray[np.bool_]:
-    """Return which in-step rows of a sequence see which, ``[n, n]``."""
-    first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
+def in_step_masks(batch: StepBatch | DraftBatch) -> list[NDArray[np.bool_]]:
+    """Return which in-step rows of each sequence see which, ``[n, n]`` each."""
+    starts = batch.sequence_starts.tolist()
     if batch.packed_mask is None:
-        return np.tri(last - first, dtype=np.bool_)
-    assert not np.any(unpack_mask(batch.packed_mask[first:last], 32 * batch.packed_mask.shape[1])[:, last - first :])
-    return unpack_mask(batch.packed_mask[first:last], last - first)
+        return [np.tri(last - first, dtype=np.bool_) for first, last in itertools.pairwise(starts)]
+    unpacked = unpack_mask(batch.packed_mask, 32 * batch.packed_mask.shape[1])
+    masks = []
+    for first, last in itertools.pairwise(starts):
+        masks.append(unpacked[first:last, : last - first])
+        assert not unpacked[first:last, last - first :].any(), "bits behind a sequence's rows are 0"
+    return masks
 
 
 class FakeSession:
@@ -71,9 +76,17 @@ class FakeSession:
         self.num_forwards += 1
         if self.keep_batches:
             self.batches.append(batch)
-        self._check(batch)
+        masks = in_step_masks(batch)
+        self._check(batch, masks)
         self._last = batch
-        sampled = [self._sample(batch, index, row) for index, row in enumerate(batch.sample_rows.tolist())]
+        contexts = [self._committed(batch, index) for index in range(batch.context_lengths.size)]
+        owners = np.searchsorted(batch.sequence_starts, batch.sample_rows, side="right") - 1
+        sampled = []
+        for index, (row, owner) in enumerate(zip(batch.sample_rows.tolist(), owners.tolist(), strict=True)):
+            first, last = batch.sequence_starts[owner : owner + 2].tolist()
+            context = np.concatenate([contexts[owner], batch.input_ids[first:last][masks[owner][row - first]]])
+            temperature, number = float(batch.temperature[index]), float(batch.uniform[index])
+            sampled.append(next_token(context, temperature, number, self.vocab_size))
         return StepResult(np.array(sampled, dtype=np.int32))
 
     def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
@@ -90,7 +103,7 @@ class FakeSession:
     def close(self) -> None:
         pass
 
-    def _check(self, batch: StepBatch) -> None:
+    def _check(self, batch: StepBatch, masks: list[NDArray[np.bool_]]) -> None:
         num_tokens, num_sequences = batch.input_ids.size, batch.context_lengths.size
         arrays: Sequence[NDArray[np.int32]] = (
             batch.input_ids,
@@ -115,7 +128,7 @@ class FakeSession:
         for index in range(num_sequences):
             first, last = batch.sequence_starts[index : index + 2].tolist()
             context_length = int(batch.context_lengths[index])
-            mask = in_step_mask(batch, index)
+            mask = masks[index]
             expected = context_length + mask.sum(axis=1) - 1
             assert np.array_equal(batch.position_ids[first:last], expected)
             assert not np.any(np.triu(mask, 1)), "children stand behind their parents"
@@ -133,14 +146,12 @@ class FakeSession:
         num_shared = np.intersect1d(first[first >= 0], second[second >= 0]).size
         assert np.array_equal(first[:num_shared], second[:num_shared]), "a block is shared, its prefix is not"
 
-    def _sample(self, batch: StepBatch, index: int, row: int) -> int:
-        sequence = int(np.searchsorted(batch.sequence_starts, row, side="right")) - 1
+    def _committed(self, batch: StepBatch, sequence: int) -> NDArray[np.int32]:
+        """Read the tokens of a context back from the pool."""
         positions = np.arange(int(batch.context_lengths[sequence]))
         blocks = batch.block_table[sequence, positions // self._block_size].astype(np.int64)
         assert np.all(blocks >= 0), "the block table covers the context"
         committed = self._pool[blocks * self._block_size + positions % self._block_size]
         assert np.array_equal(committed[:, 1], positions), "a slot holds another position"
-        first, last = batch.sequence_starts[sequence : sequence + 2].tolist()
-        ancestors = in_step_mask(batch, sequence)[row - first]
-        context = np.concatenate([committed[:, 0], batch.input_ids[first:last][ancestors]])
-        return next_token(context, float(batch.temperature[index]), float(batch.uniform[index]), self.vocab_size)
+        tokens: NDArray[np.int32] = committed[:, 0]
+        return tokens
