@@ -13,22 +13,25 @@ from draftline.speculation import TreeShape
 
 
 class TreeGrowth:
-    """B trees that grow together: the drafter looks at ``frontier``, and hands the candidates after it to ``expand``.
+    """B trees that grow together: the drafter looks at the frontier, and hands the candidates after it to ``expand``.
 
     Source: EAGLE-2 (Li et al., 2024), sections 4.1 (expansion) and 4.2 (rerank): the ``top_k`` best nodes of a depth
     get ``top_k`` children each, all of which stay in the pool. Chains and static trees take given ranks instead.
 
-    Every node that is or was considered has a column of the pool, the same in all sequences; parents come before
-    children, and depths ascend. Where a sequence lacks the node (its tree has ended, or there was no candidate) the
-    column is empty: parent, token and depth -1, log-probability -inf.
+    All trees keep the same shape while they grow: where one lacks a node (there was no candidate), its log-probability
+    is -inf, whatever is said to stand below it never is a node, and its place in the frontier is padding.
+
+    - ``depth``: of the frontier; 0 = the roots.
+    - ``frontier_ids [B, F] int32``: tokens of the nodes whose candidates are wanted next; F = 0 at the end.
+    - ``frontier_parents [B, F] int64``: the place of each one's parent in the frontier before.
 
     >>> shape = TreeShape(kind="dynamic", max_nodes=4, max_depth=2, top_k=2)
     >>> growth = TreeGrowth(shape, np.int32([9]), np.array([2]), source=0)
     >>> growth.expand(np.int32([[[1, 2]]]), np.log(np.float32([[[0.6, 0.3]]])))
-    >>> growth.frontier.tolist()
-    [[1, 2]]
+    >>> growth.frontier_ids.tolist(), growth.frontier_parents.tolist()
+    ([[1, 2]], [[0, 0]])
     >>> growth.expand(np.int32([[[3, 4], [5, 6]]]), np.log(np.float32([[[0.6, 0.4], [0.9, 0.1]]])))
-    >>> growth.frontier.size
+    >>> growth.frontier_ids.size
     0
     >>> trees = growth.finish(np.array([4]), np.array([False]))  # paths: 1 0.6, 2 0.3, 1-3 0.36, 1-4 0.24, 2-5 0.27
     >>> trees.token_ids.tolist(), trees.parents.tolist()
@@ -38,50 +41,25 @@ class TreeGrowth:
     def __init__(
         self, shape: TreeShape, root_ids: NDArray[np.int32], max_depths: NDArray[np.int64], source: int
     ) -> None:
-        """``root_ids [B]``; ``max_depths [B]`` >= 0 stops the growth of each, beside ``shape.max_depth``."""
+        """``root_ids [B]``; ``max_depths [B]`` >= 0 bounds the depth of each, beside ``shape.max_depth``."""
         self._planned = _plan(shape)
-        self._top_k = shape.top_k
-        self._max_depths = np.minimum(max_depths, shape.max_depth)
-        self._source = source
+        self._top_k, self._source, self._max_depths = shape.top_k, source, max_depths
+        self._last_depth = min(shape.max_depth, int(max_depths.max(initial=0)))
+        if self._planned is not None:
+            self._last_depth = min(self._last_depth, len(self._planned))
         num_sequences = root_ids.shape[0]
         self._sequences = np.arange(num_sequences)[:, None]
-        pool = (num_sequences, pool_size(shape))
-        self._parents = np.full(pool, -1, dtype=np.int32)
-        self._token_ids = np.full(pool, -1, dtype=np.int32)
-        self._log_probs = np.full(pool, -np.inf, dtype=np.float32)
-        self._cumulative = np.full(pool, -np.inf, dtype=np.float32)
-        self._depths = np.full(pool, -1, dtype=np.int64)
-        self._token_ids[:, 0] = root_ids
-        self._log_probs[:, 0] = self._cumulative[:, 0] = 0.0
-        self._depths[:, 0] = 0
-        self.num_pool = 1
-        self._depth = 0
-        self._set_frontier(np.zeros((num_sequences, 1), dtype=np.int64))
-
-    @property
-    def parents(self) -> NDArray[np.int32]:
-        """Column of each node's parent: ``[B, num_pool]``."""
-        return self._parents[:, : self.num_pool]
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """``[B, num_pool]``."""
-        return self._token_ids[:, : self.num_pool]
-
-    @property
-    def depths(self) -> NDArray[np.int64]:
-        """``[B, num_pool]``."""
-        return self._depths[:, : self.num_pool]
-
-    @property
-    def log_probs(self) -> NDArray[np.float32]:
-        """Log-probability of each node given its parent: ``[B, num_pool]``."""
-        return self._log_probs[:, : self.num_pool]
-
-    def _set_frontier(self, frontier: NDArray[np.int64]) -> None:
-        frontier = np.where((self._max_depths > self._depth)[:, None], frontier, -1)
-        #: Columns of the nodes whose candidates are wanted next, ``[B, F] int64``, padded with -1; F = 0 at the end.
-        self.frontier = frontier if (frontier >= 0).any() else frontier[:, :0]
+        roots = np.zeros((num_sequences, 1), dtype=np.int64)
+        # The pool, depth by depth; a node's parent is a column of all of them side by side.
+        self._parents, self._token_ids = [roots - 1], [root_ids[:, None]]
+        self._log_probs = [np.zeros((num_sequences, 1), dtype=np.float32)]
+        self._cumulative = [self._log_probs[0]]
+        self._num_columns = 1
+        self.depth = 0
+        self.frontier_ids, self.frontier_parents = root_ids[:, None], roots
+        self._frontier_columns, self._frontier_cumulative = roots, self._cumulative[0]
+        if self._last_depth == 0:
+            self.frontier_ids, self.frontier_parents = self.frontier_ids[:, :0], roots[:, :0]
 
     def expand(self, token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
         """Take the candidates after every node of the frontier.
@@ -90,50 +68,61 @@ class TreeGrowth:
         padding of the frontier is ignored. Fewer than ``needed_candidates`` are as good as no candidates.
         """
         assert token_ids.shape == log_probs.shape
-        assert token_ids.shape[:2] == self.frontier.shape
-        self._depth += 1
+        assert token_ids.shape[:2] == self.frontier_ids.shape
+        self.depth += 1
         if self._planned is None:
-            self._append_best(token_ids[..., : self._top_k], log_probs[..., : self._top_k])
+            self._expand_best(token_ids[..., : self._top_k], log_probs[..., : self._top_k])
         else:
-            self._append_planned(*self._planned[self._depth - 1], token_ids, log_probs)
+            self._expand_planned(*self._planned[self.depth - 1], token_ids, log_probs)
+        if self.depth == self._last_depth:
+            self.frontier_ids, self.frontier_parents = self.frontier_ids[:, :0], self.frontier_parents[:, :0]
 
-    def _append_best(self, token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
-        num_candidates = token_ids.shape[2]
-        parents = np.repeat(self.frontier, num_candidates, axis=1)
-        shape = parents.shape
-        first = self.num_pool
-        self._append(parents, token_ids.reshape(shape), log_probs.reshape(shape))
-        cumulative = self._cumulative[:, first : self.num_pool]
-        # A stable sort: of equals the first, as in the rerank.
-        best = np.argsort(-cumulative, axis=1, kind="stable")[:, : self._top_k]
-        self._set_frontier(np.where(cumulative[self._sequences, best] > -np.inf, best + first, -1))
+    def _expand_best(self, token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
+        num_sequences, _, num_candidates = token_ids.shape
+        flat = (num_sequences, -1)
+        own = np.minimum(log_probs, np.float32(0.0))
+        cumulative = (self._frontier_cumulative[:, :, None] + own).reshape(flat)
+        tokens = token_ids.reshape(flat)
+        self._append(np.repeat(self._frontier_columns, num_candidates, axis=1), tokens, own.reshape(flat), cumulative)
+        if self.depth < self._last_depth:
+            # A stable sort: of equals the first, as in the rerank.
+            best = np.argsort(-cumulative, axis=1, kind="stable")[:, : self._top_k]
+            self._frontier_cumulative = cumulative[self._sequences, best]
+            self._frontier_columns = best + (self._num_columns - cumulative.shape[1])
+            self.frontier_ids, self.frontier_parents = tokens[self._sequences, best], best // num_candidates
 
-    def _append_planned(
+    def _expand_planned(
         self,
         places: NDArray[np.int64],
         ranks: NDArray[np.int64],
-        next_columns: NDArray[np.int64],
+        next_nodes: NDArray[np.int64],
         token_ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        num_candidates = token_ids.shape[2]
-        flat = (len(self._sequences), self.frontier.shape[1] * num_candidates)
-        taken = places * num_candidates + np.minimum(ranks, num_candidates - 1)
-        taken_log_probs = log_probs.reshape(flat)[:, taken]
-        taken_log_probs[:, ranks >= num_candidates] = -np.inf
-        self._append(self.frontier[:, places], token_ids.reshape(flat)[:, taken], taken_log_probs)
-        self._set_frontier(np.where(self._depths[:, next_columns] >= 0, next_columns, -1))
+        is_offered = ranks < token_ids.shape[2]
+        ranks = np.where(is_offered, ranks, 0)
+        own = np.where(is_offered, np.minimum(log_probs[:, places, ranks], np.float32(0.0)), np.float32(-np.inf))
+        cumulative = self._frontier_cumulative[:, places] + own
+        tokens = token_ids[:, places, ranks]
+        self._append(self._frontier_columns[:, places], tokens, own, cumulative)
+        self._frontier_cumulative = cumulative[:, next_nodes]
+        columns = next_nodes + (self._num_columns - len(places))
+        self._frontier_columns = np.broadcast_to(columns, (len(tokens), len(columns)))
+        self.frontier_ids = tokens[:, next_nodes]
+        self.frontier_parents = np.broadcast_to(places[next_nodes], self.frontier_ids.shape)
 
-    def _append(self, parents: NDArray[np.int64], token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
-        columns = slice(self.num_pool, self.num_pool + parents.shape[1])
-        exists = (parents >= 0) & (log_probs > -np.inf)
-        own = self._log_probs[:, columns]
-        np.minimum(log_probs, np.float32(0.0), out=own, where=exists)
-        np.copyto(self._parents[:, columns], parents, where=exists, casting="same_kind")
-        np.copyto(self._token_ids[:, columns], token_ids, where=exists)
-        np.copyto(self._depths[:, columns], self._depth, where=exists)
-        self._cumulative[:, columns] = self._cumulative[self._sequences, parents] + own
-        self.num_pool = columns.stop
+    def _append(
+        self,
+        parents: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        log_probs: NDArray[np.float32],
+        cumulative: NDArray[np.float32],
+    ) -> None:
+        self._parents.append(parents)
+        self._token_ids.append(token_ids)
+        self._log_probs.append(log_probs)
+        self._cumulative.append(cumulative)
+        self._num_columns += token_ids.shape[1]
 
     def finish(self, max_nodes: NDArray[np.int64], chain_only: NDArray[np.bool_]) -> DraftTrees:
         """Choose the trees that are verified, by the same rule as ``draftline.draft_trees.keep_best``.
@@ -141,15 +130,24 @@ class TreeGrowth:
         Shapes: ``max_nodes [B]`` >= 1, the root included; ``chain_only [B]``: no node beside the path of most probable
         children.
         """
-        cumulative = self._cumulative[:, : self.num_pool]
+        cumulative = np.concatenate(self._cumulative, axis=1)
+        depths = np.repeat(np.arange(len(self._cumulative)), [part.shape[1] for part in self._cumulative])
+        cumulative[depths > self._max_depths[:, None]] = -np.inf
+        parents = np.concatenate(self._parents, axis=1).astype(np.int32)
+        log_probs = np.concatenate(self._log_probs, axis=1)
         if chain_only.any():
-            path = first_children(self.parents, self.log_probs)
-            cumulative = np.where(path | ~chain_only[:, None], cumulative, np.float32(-np.inf))
-        sources = np.full(self.parents.shape, self._source, dtype=np.int8)
-        sources[:, 0] = -1
-        num_nodes = np.full(len(self._sequences), self.num_pool, dtype=np.int64)
-        pool = DraftTrees(self.parents, self.token_ids, self.log_probs, sources, num_nodes, self.depths)
-        return compact_trees(pool, best_nodes(cumulative, self.depths, max_nodes))
+            path = first_children(parents, np.where(cumulative > -np.inf, log_probs, np.float32(-np.inf)))
+            cumulative[~path & chain_only[:, None]] = -np.inf
+        all_depths = np.broadcast_to(depths, parents.shape)
+        pool = DraftTrees(
+            parents,
+            np.concatenate(self._token_ids, axis=1),
+            log_probs,
+            np.where(parents >= 0, np.int8(self._source), np.int8(-1)),
+            np.full(len(parents), self._num_columns, dtype=np.int64),
+            all_depths,
+        )
+        return compact_trees(pool, best_nodes(cumulative, all_depths, max_nodes))
 
 
 def grow_by_depth(
@@ -167,10 +165,9 @@ def grow_by_depth(
     """
     num_heads = head_ids.shape[1]
     growth = TreeGrowth(shape, root_ids, np.minimum(max_depths, num_heads), source)
-    for head in range(num_heads):
-        if growth.frontier.size == 0:
-            break
-        candidates = (*growth.frontier.shape, head_ids.shape[2])
+    while growth.frontier_ids.shape[1]:
+        candidates = (*growth.frontier_ids.shape, head_ids.shape[2])
+        head = growth.depth
         growth.expand(
             np.broadcast_to(head_ids[:, head, None], candidates),
             np.broadcast_to(head_log_probs[:, head, None], candidates),
@@ -198,8 +195,8 @@ _Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 def _plan(shape: TreeShape) -> list[_Plan] | None:
     """Plan each depth of a chain or static tree.
 
-    Returns, for the nodes of a depth, which place in the frontier their parents have and which rank they take, and the
-    columns of those that have children: the next frontier. None where trees are dynamic.
+    Returns, for the nodes of a depth, which place in the frontier their parents have and which rank they take, and
+    which of these nodes have children: the next frontier. None where trees are dynamic.
     """
     if shape.kind == "chain":
         choices = tuple((0,) * depth for depth in range(1, shape.max_depth + 1))
@@ -214,14 +211,13 @@ def _plan(shape: TreeShape) -> list[_Plan] | None:
         nodes = np.flatnonzero(tree.depths == depth)
         places = np.searchsorted(frontier, tree.parents[nodes])
         frontier = np.intersect1d(nodes, tree.parents)
-        plan.append((places, tree.ranks[nodes].astype(np.int64), frontier))
+        plan.append((places, tree.ranks[nodes].astype(np.int64), np.searchsorted(nodes, frontier)))
     return plan
 
 
-def pool_size(shape: TreeShape) -> int:
-    """Count the columns of the pool of a tree that grows whole."""
-    if shape.kind == "chain":
-        return 1 + shape.max_depth
-    if shape.kind == "static":
-        return 1 + len(shape.choices)
-    return 1 + shape.top_k + max(0, shape.max_depth - 1) * shape.top_k**2
+def max_frontier_nodes(shape: TreeShape) -> int:
+    """Count the nodes below the root whose candidates are asked for while a tree grows whole."""
+    planned = _plan(shape)
+    if planned is None:
+        return shape.top_k * (shape.max_depth - 1)
+    return sum(len(next_nodes) for _, _, next_nodes in planned)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 import draftline.tree_growth
 from draftline.choices import NAMED_CHOICES, build_static_tree
-from draftline.draft_trees import DraftTrees
+from draftline.draft_trees import DraftTrees, node_depths
 from draftline.speculation import TreeShape
-from draftline.tree_growth import TreeGrowth, grow_by_depth, needed_candidates
+from draftline.tree_growth import TreeGrowth, grow_by_depth, max_frontier_nodes, needed_candidates
 
 Path = tuple[int, ...]  # tokens from the root, the root included
 Candidates = list[tuple[int, float]]
@@ -40,22 +41,19 @@ def draft_of(seed: int, num_candidates: int, num_missing: int = 0) -> Draft:
 def grow(shape: TreeShape, drafts: list[Draft], max_depths: list[int]) -> TreeGrowth:
     roots = np.arange(60, 60 + len(drafts), dtype=np.int32)
     growth = TreeGrowth(shape, roots, np.array(max_depths), source=3)
-    while growth.frontier.size:
-        candidates = [
-            [drafts[row](path_of(growth, row, column)) if column >= 0 else drafts[row](()) for column in columns]
-            for row, columns in enumerate(growth.frontier.tolist())
+    paths: list[list[Path]] = [[()] for _ in drafts]
+    while growth.frontier_ids.size:
+        depth = growth.depth
+        places = zip(growth.frontier_ids.tolist(), growth.frontier_parents.tolist(), paths, strict=True)
+        paths = [
+            [(*before[parent], token) for token, parent in zip(tokens, parents, strict=True)]
+            for tokens, parents, before in places
         ]
-        pairs = np.array(candidates)
+        assert {len(path) for row in paths for path in row} == {depth + 1}
+        pairs = np.array([[draft(path) for path in row] for draft, row in zip(drafts, paths, strict=True)])
         growth.expand(pairs[..., 0].astype(np.int32), pairs[..., 1].astype(np.float32))
+        assert growth.depth == depth + 1
     return growth
-
-
-def path_of(growth: TreeGrowth, row: int, column: int) -> Path:
-    path: list[int] = []
-    while column >= 0:
-        path.append(int(growth.token_ids[row, column]))
-        column = int(growth.parents[row, column])
-    return tuple(reversed(path))
 
 
 def read(trees: DraftTrees, row: int) -> list[tuple[Path, float]]:
@@ -119,8 +117,7 @@ def test_eagle2_with_certain_tokens_only() -> None:
 def test_a_rounded_log_softmax_above_zero_counts_as_certain() -> None:
     shape = TreeShape("dynamic", 3, 2, 1)
     growth = grow(shape, [lambda path: [(len(path), 1e-7)]], [2])
-    assert growth.log_probs.tolist() == [[0.0, 0.0, 0.0]]
-    assert [path for path, _ in read(growth.finish(np.array([2]), np.array([False])), 0)] == [(60,), (60, 1)]
+    assert read(growth.finish(np.array([2]), np.array([False])), 0) == [((60,), 0.0), ((60, 1), 0.0)]
 
 
 @st.composite
@@ -155,7 +152,6 @@ def test_static_trees_take_the_ranks_of_their_choices(
 def test_a_static_tree_is_pruned_by_cumulative_log_prob() -> None:
     shape = TreeShape("static", 5, 2, 1, choices=((0,), (1,), (0, 0), (1, 0)))
     growth = grow(shape, [lambda path: [(1, -0.5), (2, -1.0)]], [9])
-    assert growth.num_pool == 5
     pruned = growth.finish(np.array([3]), np.array([False]))
     assert read(pruned, 0) == [((60,), 0.0), ((60, 1), -0.5), ((60, 2), -1.0)]  # -1.0 twice: the shallower stays
 
@@ -183,20 +179,23 @@ def test_chain_only_takes_the_most_probable_children() -> None:
     assert growth.finish(np.array([2, 1]), np.array([True, True])).num_nodes.tolist() == [2, 1]
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(0, 4), st.integers(1, 3))
-def test_the_pool_and_its_mask(seed: int, top_k: int, max_depth: int, count: int) -> None:
-    shape = TreeShape("dynamic", 30, max_depth, top_k)
-    growth = grow(shape, [draft_of(seed + row, top_k, 1) for row in range(count)], [4] * count)
-    columns = np.tile(np.arange(growth.num_pool), (count, 1))
-    for row in range(count):
-        exists = growth.depths[row] >= 0
-        paths = [path_of(growth, row, column) for column in columns[row].tolist()]
-        assert growth.depths[row][exists].tolist() == [len(paths[column]) - 1 for column in np.flatnonzero(exists)]
-        assert (growth.parents[row][~exists] == -1).all()
-        assert (growth.token_ids[row][~exists] == -1).all()
-        assert (growth.log_probs[row] > -np.inf).tolist() == exists.tolist()
-        assert (np.diff(growth.depths[row][exists]) >= 0).all()
+def test_the_frontier_is_bounded() -> None:
+    for shape in (TreeShape("chain", 5, 4, 1), TreeShape("dynamic", 30, 4, 3), TreeShape("auto", 30, 1, 3)):
+        growth = TreeGrowth(shape, np.array([60], np.int32), np.array([9]), source=3)
+        num_nodes = 0
+        while growth.frontier_ids.size:
+            num_nodes += growth.frontier_ids.size * (growth.depth > 0)
+            candidates = (*growth.frontier_ids.shape, 3)
+            growth.expand(np.zeros(candidates, np.int32), np.zeros(candidates, np.float32))
+        assert num_nodes == max_frontier_nodes(shape)
+
+
+def test_depths_are_known() -> None:
+    shape = TreeShape("dynamic", 30, 4, 3)
+    growth = grow(shape, [draft_of(seed, 3, 1) for seed in range(4)], [4, 2, 0, 3])
+    trees = growth.finish(np.array([30, 9, 9, 12]), np.array([False, False, False, True]))
+    assert trees.known_depths is not None
+    assert np.array_equal(trees.known_depths, node_depths(replace(trees, known_depths=None)))
 
 
 def test_fewer_candidates_than_needed_are_as_good_as_none() -> None:
@@ -233,8 +232,8 @@ def test_heads_end_the_growth(kind: str) -> None:
     shape = TreeShape("chain" if kind == "chain" else "auto", 64, 5, 2)
     ids, log_probs = heads(2, 1, 3)
     growth = grow_by_depth(shape, np.array([60], np.int32), np.array([9]), ids, log_probs, source=3)
-    assert growth.frontier.size == 0
-    assert growth.depths.max() == 2
+    assert growth.frontier_ids.size == 0
+    assert growth.depth == 2
 
 
 def test_how_many_candidates_are_needed() -> None:

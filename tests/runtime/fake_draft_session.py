@@ -113,7 +113,7 @@ class FakeDraftSession:
         if feature_row < 0:
             parent = self._rows[-1 - feature_row]
             assert -1 - feature_row < first_id, "a row is fed what an earlier forward put out"
-            assert parent.position == position - 1
+            assert parent.position == position - 1 or position == self._max_positions - 1
             return parent.token
         token, feature_position = self._features[feature_row]
         assert feature_position == position

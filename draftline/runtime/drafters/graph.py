@@ -22,7 +22,7 @@ from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import StepBuilder
 from draftline.sessions.protocol import DraftBatch, DraftResult, DraftSession
 from draftline.speculation import TreeShape
-from draftline.tree_growth import TreeGrowth, needed_candidates, pool_size
+from draftline.tree_growth import TreeGrowth, max_frontier_nodes, needed_candidates
 
 
 class _Sampling(TypedDict):
@@ -91,46 +91,48 @@ class GraphDrafter:
         room = self._max_positions - roots.contexts + self._is_head
         max_depths = np.where(self._has_candidates[seats], np.clip(roots.max_depths, 0, room), 0)
         growth = TreeGrowth(self._shape, roots.token_ids, max_depths, self._source)
-        if growth.frontier.shape[1]:
-            growth.expand(self._candidate_ids[seats][:, None], self._candidate_log_probs[seats][:, None])
-        if growth.frontier.shape[1]:
+        if growth.frontier_ids.shape[1]:
+            log_probs = np.where(max_depths[:, None] > 0, self._candidate_log_probs[seats], np.float32(-np.inf))
+            growth.expand(self._candidate_ids[seats][:, None], log_probs[:, None])
+        if growth.frontier_ids.shape[1]:
             self._grow(growth, roots, np.flatnonzero(max_depths > 1))
         return growth.finish(roots.max_nodes, roots.chain_only)
 
     def _grow(self, growth: TreeGrowth, roots: Roots, members: NDArray[np.int64]) -> None:
         """Run the frontier, depth by depth, of the trees that grow on: ``members``, indices into the roots."""
+        num_roots, everyone = len(roots.sequences), len(members) == len(roots.sequences)
         seats, contexts = roots.seats[members], roots.contexts[members]
-        block_table = self._builder.block_table(seats, int(contexts.max()))
-        in_step = InStepRows(self._root_row_ids[seats], pool_size(self._shape), has_root=not self._is_head)
-        sequences, everyone = members[:, None], len(members) == len(roots.sequences)
-        depth = 1
-        while growth.frontier.shape[1]:
-            frontier = growth.frontier if everyone else growth.frontier[members]
-            parent_row_ids = in_step.append(frontier, growth.parents[sequences, frontier], self._num_rows)
-            self._num_rows += frontier.size
+        block_table, context_lengths = self._builder.block_table(seats, int(contexts.max())), contexts.astype(np.int32)
+        in_step = InStepRows(self._root_row_ids[seats], max_frontier_nodes(self._shape), has_root=not self._is_head)
+        while growth.frontier_ids.shape[1]:
+            frontier_ids, parents = growth.frontier_ids, growth.frontier_parents
+            if not everyone:
+                frontier_ids, parents = frontier_ids[members], parents[members]
+            parent_row_ids = in_step.append(parents, self._num_rows)
+            self._num_rows += frontier_ids.size
             starts, row_ids, packed_mask = in_step.pack()
-            # Padding hangs below the root.
-            positions = (contexts[:, None] + np.where(frontier >= 0, depth, 1)).ravel()
-            sampling = self._sampling(np.repeat(seats, frontier.shape[1]), positions + 1)
+            # Trees that ended earlier go on as padding, which must not leave the positions that the drafter knows.
+            depth_positions = np.minimum(contexts + growth.depth, self._max_positions - 1 + self._is_head)
+            positions = np.repeat(depth_positions, frontier_ids.shape[1])
+            sampling = self._sampling(np.repeat(seats, frontier_ids.shape[1]), positions + 1)
             result = self._forward(
                 DraftBatch(
                     is_first=False,
-                    input_ids=np.maximum(growth.token_ids[sequences, frontier], 0).ravel(),
+                    input_ids=frontier_ids.ravel(),
                     position_ids=(positions - self._is_head).astype(np.int32),
                     feature_rows=(-1 - parent_row_ids).ravel().astype(np.int32),
                     sequence_starts=starts,
                     row_ids=row_ids,
-                    context_lengths=contexts.astype(np.int32),
+                    context_lengths=context_lengths,
                     block_table=block_table,
-                    candidate_rows=np.arange(frontier.size, dtype=np.int32),
+                    candidate_rows=np.arange(frontier_ids.size, dtype=np.int32),
                     packed_mask=packed_mask,
                     **sampling,
                 )
             )
             token_ids, log_probs = _sampled_first(result, sampling["temperature"])
-            shape = (*frontier.shape, token_ids.shape[1])
-            growth.expand(*_spread(token_ids.reshape(shape), log_probs.reshape(shape), members, len(roots.sequences)))
-            depth += 1
+            shape = (*frontier_ids.shape, token_ids.shape[1])
+            growth.expand(*_spread(token_ids.reshape(shape), log_probs.reshape(shape), members, num_roots))
 
     def _sampling(self, seats: NDArray[np.int64], positions: NDArray[np.int64]) -> _Sampling:
         """Return the sampling arrays of candidate rows; heads draw nothing, and get neutral ones."""

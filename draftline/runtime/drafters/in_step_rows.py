@@ -2,56 +2,60 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
-
-_BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32))
 
 
 class InStepRows:
     """Rows of B sequences, as many of each, in the order they were run, with their packed masks.
 
-    A node is a column of the pool of ``TreeGrowth``. Every depth runs a row for each place of the frontier; where that
-    is padding (-1), the row stands for nothing and hangs below the root, so that all sequences keep the same shape.
+    Every depth adds a row for each place of the frontier, those included that are padding in a sequence.
     """
 
-    def __init__(self, root_row_ids: NDArray[np.int64], pool_size: int, *, has_root: bool) -> None:
-        """``root_row_ids [B]``: the rows behind which depth 1 stands; with ``has_root`` they are in-step rows."""
-        num_sequences = len(root_row_ids)
-        self._sequences = np.arange(num_sequences)[:, None]
-        # One column more than the pool has, the last: padding reads and writes there.
-        self._row_ids_of = np.full((num_sequences, pool_size + 1), -1, dtype=np.int64)
-        self._masks_of = np.zeros((num_sequences, pool_size + 1, -(-(pool_size + 1) // 32)), dtype=np.uint32)
-        self._row_ids_of[:, 0] = root_row_ids
-        if has_root:
-            self._masks_of[:, 0, 0] = 1
-        self._row_ids = [self._row_ids_of[:, :1]] if has_root else []
-        self._masks = [self._masks_of[:, :1].copy()] if has_root else []
-        self._num_rows = int(has_root)  # of each sequence
+    def __init__(self, root_row_ids: NDArray[np.int64], max_rows: int, *, has_root: bool) -> None:
+        """``root_row_ids [B]``: the rows behind which depth 1 stands; with ``has_root`` they are in-step rows.
 
-    def append(self, nodes: NDArray[np.int64], parents: NDArray[np.int64], first_row_id: int) -> NDArray[np.int64]:
-        """Add the nodes ``[B, F]`` of a depth, padded with -1; ids go on by sequence. Return their parents' row ids.
-
-        ``parents [B, F]``: what stands beside padding is ignored.
+        ``max_rows`` bounds the rows of a sequence that ``append`` will add.
         """
-        parents = np.where(nodes >= 0, parents, 0)
-        masks = self._masks_of[self._sequences, parents]
-        for place in range(nodes.shape[1]):
-            word, bit = divmod(self._num_rows + place, 32)
-            masks[:, place, word] |= _BITS[bit]
-        row_ids = np.arange(first_row_id, first_row_id + nodes.size).reshape(nodes.shape)
-        parent_row_ids: NDArray[np.int64] = self._row_ids_of[self._sequences, parents]
-        self._row_ids_of[self._sequences, nodes] = row_ids
-        self._masks_of[self._sequences, nodes] = masks
-        self._row_ids.append(row_ids)
-        self._masks.append(masks)
-        self._num_rows += nodes.shape[1]
+        self._sequences = np.arange(len(root_row_ids))[:, None]
+        self._num_words = -(-(max_rows + has_root) // 32)
+        self._num_rows = int(has_root)  # of each sequence
+        self._frontier_ids = root_row_ids[:, None]
+        self._frontier_masks = np.zeros((len(root_row_ids), 1, self._num_words), dtype=np.uint32)
+        self._frontier_masks[:, 0, :1] = int(has_root)
+        self._row_ids = [self._frontier_ids] if has_root else []
+        self._masks = [self._frontier_masks] if has_root else []
+
+    def append(self, parent_places: NDArray[np.int64], first_row_id: int) -> NDArray[np.int64]:
+        """Add the rows ``[B, F]`` of a depth, whose parents have these places in the depth before.
+
+        Ids go on by sequence. Returns the row ids of the parents, ``[B, F]``.
+        """
+        parent_row_ids: NDArray[np.int64] = self._frontier_ids[self._sequences, parent_places]
+        num_new = parent_places.shape[1]
+        self._frontier_masks = self._frontier_masks[self._sequences, parent_places]
+        self._frontier_masks |= _own_bits(self._num_rows, num_new, self._num_words)
+        self._frontier_ids = np.arange(first_row_id, first_row_id + parent_places.size).reshape(parent_places.shape)
+        self._row_ids.append(self._frontier_ids)
+        self._masks.append(self._frontier_masks)
+        self._num_rows += num_new
         return parent_row_ids
 
     def pack(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Return ``sequence_starts``, ``row_ids [T]`` and ``packed_mask [T, W]`` of all rows."""
-        num_words = -(-self._num_rows // 32)
-        starts = np.arange(len(self._sequences) + 1, dtype=np.int32) * np.int32(self._num_rows)
+        num_sequences, num_words = len(self._sequences), -(-self._num_rows // 32)
+        starts = np.arange(0, (num_sequences + 1) * self._num_rows, self._num_rows, dtype=np.int32)
         row_ids = np.concatenate(self._row_ids, axis=1).ravel().astype(np.int32)
         masks = np.concatenate(self._masks, axis=1)[..., :num_words]
         return starts, row_ids, masks.reshape(-1, num_words).view(np.int32)
+
+
+@lru_cache(maxsize=256)
+def _own_bits(first: int, count: int, num_words: int) -> NDArray[np.uint32]:
+    """Return the packed masks ``[count, W]`` of columns ``first, first + 1, ...``, one bit each."""
+    columns = np.arange(first, first + count)
+    bits = np.zeros((count, num_words), dtype=np.uint32)
+    bits[np.arange(count), columns // 32] = np.left_shift(np.uint32(1), (columns % 32).astype(np.uint32))
+    return bits
