@@ -42,8 +42,9 @@ class Scheduler:
 
     @property
     def has_prefill(self) -> bool:
-        """Whether some prompt waits or is in the middle."""
-        return bool(self.waiting) or bool(self.running and self.running[-1].num_pending > 1)
+        """Whether some prompt is in the middle, or waits and may find a seat."""
+        may_join = bool(self.waiting) and len(self.running) < self.limits.max_batch_size
+        return may_join or bool(self.running and self.running[-1].num_pending > 1)
 
     def schedule_decode(self) -> list[Sequence]:
         """Schedule the root of every sequence that decodes; a slot is found for each, if need be by preemption."""
