@@ -49,9 +49,12 @@ class FakeDraftSession:
         self._rows: list[Row] = []
         self._features: dict[int, tuple[int, int]] = {}  # place -> token and position of the target's row
         self.num_forwards = 0
+        self.failures: dict[int, Exception] = {}  # by number of the forward, from 1 on
 
     def forward(self, batch: DraftBatch) -> DraftResult:
         self.num_forwards += 1
+        if self.num_forwards in self.failures:
+            raise self.failures[self.num_forwards]
         if batch.is_first:
             self._rows = []
         first_id = len(self._rows)

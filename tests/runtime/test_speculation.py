@@ -50,6 +50,7 @@ class Bench:
     prefix_cache: bool = True
     vocab_size: int = VOCAB_SIZE
     outputs: dict[str, list[Output]] = field(default_factory=dict)
+    draft_sessions: list[FakeDraftSession] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sizes = (self.max_batch_size, self.max_seq_len, self.max_num_tokens, self.block_size, self.max_blocks)
@@ -80,6 +81,7 @@ class Bench:
             accuracy=self.accuracy,
             max_positions=self.max_positions or 10**6,
         )
+        self.draft_sessions.append(session)
         return DraftSource(method, session, self.max_positions)
 
     def add(self, request: Request) -> None:
