@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from draftline.errors import RequestError
 from draftline.runtime.core import Emission, EngineCore, Statistics
-from draftline.runtime.cost_curve import measure_cost_curve
+from draftline.runtime.cost_curve import CostCurve, measure_cost_curve
 from draftline.runtime.drafters.building import PLAIN, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Request
@@ -47,14 +47,15 @@ class Engine:
     ) -> None:
         """Start the thread. ``vocab_size`` None = token ids of prompts are not checked against the vocabulary.
 
-        An engine that drafts first measures what forwards of the target cost, by their number of rows.
+        An engine with ``auto`` trees first measures what forwards of the target cost, by their number of rows.
 
         Raises: PipelineError when a size is below 1, or ``max_num_tokens`` below ``max_batch_size``.
         """
         self.limits = EngineLimits(max_batch_size, max_seq_len, max_num_tokens, block_size, max_blocks, vocab_size)
         policy = None
         if speculation.sources:
-            cost = measure_cost_curve(session, self.limits)
+            measures = speculation.shape.kind == "auto"
+            cost = measure_cost_curve(session, self.limits) if measures else CostCurve([1], [1.0])
             policy = SpeculationPolicy(speculation.shape, cost, len(speculation.sources))
         self._core = EngineCore(session, self.limits, prefix_cache=prefix_cache, speculation=speculation, policy=policy)
         self._snapshot = self._core.statistics()
