@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.draft_trees import DraftTrees, flat_parents, node_depths
+from draftline.draft_trees import DraftTrees, node_depths
 from draftline.speculation import Acceptance
 
 _IMPOSSIBLE = np.float32(-1e20)  # stands for lower logits, -inf too: no weight, but finite times 0
@@ -40,13 +40,16 @@ def accept_exact(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> Accepted:
     >>> accepted.paths.tolist(), accepted.num_accepted_tokens.tolist(), accepted.bonus_ids.tolist()
     ([[0, 1, 2]], [2], [8])
     """
-    on_path = _reached(trees, _drawn(trees, sampled_ids))
-    num_accepted = on_path.sum(axis=1) - 1
-    rows, nodes = np.nonzero(on_path)
-    # Siblings differ, so at most one node of a depth is reached, and the nodes of a path ascend.
-    paths = np.full((on_path.shape[0], int(num_accepted.max(initial=0)) + 1), -1, dtype=np.int64)
-    paths[rows, on_path.cumsum(axis=1)[rows, nodes] - 1] = nodes
-    return _accepted(paths, num_accepted, sampled_ids)
+    num_sequences, width = trees.parents.shape
+    # Siblings differ, so no more than one node of a depth is reached in a tree, and the nodes of a path ascend.
+    nodes = np.flatnonzero(_reached(trees, _drawn(trees, sampled_ids)))
+    sequences = nodes // width
+    num_reached = np.bincount(sequences, minlength=num_sequences)
+    depths = node_depths(trees).ravel()[nodes]
+    paths = np.full((num_sequences, int(num_reached.max(initial=1))), -1, dtype=np.int64)
+    paths[sequences, depths] = nodes - sequences * width
+    ends = nodes[num_reached.cumsum() - 1]
+    return Accepted(paths, num_reached - 1, sampled_ids.ravel()[ends])
 
 
 def accept_typical(trees: DraftTrees, sampled_ids: NDArray[np.int32], is_acceptable: NDArray[np.bool_]) -> Accepted:
@@ -58,7 +61,7 @@ def accept_typical(trees: DraftTrees, sampled_ids: NDArray[np.int32], is_accepta
     ignored at roots and in padding.
     """
     depths = node_depths(trees)
-    reached = np.where(_reached(trees, is_acceptable), depths, -1)
+    reached = np.where(_reached(trees, is_acceptable & (trees.parents >= 0)), depths, -1)
     ends = reached.argmax(axis=1)
     sequences = np.arange(ends.size)
     num_accepted = reached[sequences, ends]
@@ -67,7 +70,8 @@ def accept_typical(trees: DraftTrees, sampled_ids: NDArray[np.int32], is_accepta
         here = num_accepted >= depth
         paths[here, depth] = ends[here]
         ends = np.where(here, trees.parents[sequences, ends], ends)
-    return _accepted(paths, num_accepted, sampled_ids)
+    last_ids = sampled_ids[sequences, paths[sequences, num_accepted]]
+    return Accepted(paths, num_accepted, last_ids)
 
 
 def acceptable_nodes(
@@ -137,22 +141,16 @@ def is_typical(
 
 def _drawn(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
     # Whether a node is the token that the target drew after its parent.
-    drawn = sampled_ids.ravel()[flat_parents(trees.parents)].reshape(trees.parents.shape) == trees.token_ids
-    return np.logical_and(drawn, trees.parents >= 0)
+    drawn: NDArray[np.bool_] = trees.parents >= 0
+    if trees.ancestors:
+        drawn &= sampled_ids.ravel()[trees.ancestors[0]].reshape(drawn.shape) == trees.token_ids
+    return drawn
 
 
 def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    # Whether a node and all its ancestors are acceptable; roots are, padding is not.
-    ancestors = flat_parents(trees.parents)
-    reached: NDArray[np.bool_] = (is_acceptable & (trees.parents >= 0)).ravel()
+    # Whether a node and all its ancestors are acceptable, which padding is not, and roots always are.
+    reached = is_acceptable.ravel().copy()
     reached[:: trees.parents.shape[1]] = True
-    max_depth, reach = int(node_depths(trees).max(initial=0)), 1
-    while reach <= max_depth:
-        np.logical_and(reached, reached[ancestors], out=reached)
-        ancestors, reach = ancestors[ancestors], 2 * reach
+    for ancestors in trees.ancestors:
+        reached &= reached[ancestors]
     return reached.reshape(trees.parents.shape)
-
-
-def _accepted(paths: NDArray[np.int64], num_accepted: NDArray[np.int64], sampled_ids: NDArray[np.int32]) -> Accepted:
-    sequences = np.arange(num_accepted.size)
-    return Accepted(paths, num_accepted, sampled_ids[sequences, paths[sequences, num_accepted]])

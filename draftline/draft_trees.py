@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+_Value = TypeVar("_Value", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,52 @@ class DraftTrees:
     num_nodes: NDArray[np.int64]
     known_depths: NDArray[np.int64] | None = None
 
+    # What follows is asked for several times in a step, and computed once. The arrays above stay as they are by then.
+
+    @cached_property
+    def is_node(self) -> NDArray[np.bool_]:
+        """Tells nodes from padding, ``[B, N]``."""
+        return _read_only(np.arange(self.parents.shape[1]) < self.num_nodes[:, None])
+
+    @cached_property
+    def num_rows(self) -> int:
+        """How many nodes all trees have."""
+        return int(self.num_nodes.sum())
+
+    @cached_property
+    def tree_depths(self) -> NDArray[np.int64]:
+        """The depth of each tree, ``[B]``: 0 of a root alone."""
+        return _read_only(self._depths.max(axis=1, initial=0))
+
+    @cached_property
+    def ancestors(self) -> tuple[NDArray[np.int64], ...]:
+        """Which node stands 1, 2, 4, ... places above each, numbered as ``flat_parents`` does, up to the deepest."""
+        above = [] if self._max_depth == 0 else [flat_parents(self.parents)]
+        while 2 ** len(above) <= self._max_depth:
+            above.append(above[-1][above[-1]])
+        return tuple(_read_only(nodes) for nodes in above)
+
     @cached_property
     def _depths(self) -> NDArray[np.int64]:
         if self.known_depths is not None:
             return self.known_depths
         depths = _hops(flat_parents(self.parents)).reshape(self.parents.shape)
-        depths[_padding(self)] = -1
-        depths.flags.writeable = False  # a step asks several times
-        return depths
+        depths[~self.is_node] = -1
+        return _read_only(depths)
+
+    @cached_property
+    def _max_depth(self) -> int:
+        return int(self.tree_depths.max(initial=0))
+
+    def pack(self, values: NDArray[_Value]) -> NDArray[_Value]:
+        """Take the values ``[B, N, ...]`` of the nodes alone, tree by tree: ``[num_rows, ...]``."""
+        if self.num_rows == self.is_node.size:
+            return values.reshape(self.num_rows, *values.shape[2:])
+        return values[self.is_node]
+
+    def spread(self, values: NDArray[_Value]) -> NDArray[_Value]:
+        """Undo ``pack``: ``[num_rows]`` values as ``[B, N]``, 0 in padding."""
+        return _spread(values, self.is_node, 0)
 
 
 NodeIds = NDArray[np.int64]
@@ -103,9 +144,11 @@ def flat_parents(parents: NDArray[np.int32]) -> NodeIds:
     >>> flat_parents(np.int32([[-1, 0], [-1, 0]])).tolist()
     [0, 0, 2, 2]
     """
-    nodes = np.arange(parents.size)
-    flat = parents.ravel()
-    return np.where(flat >= 0, nodes - nodes % parents.shape[1] + flat, nodes)
+    width = parents.shape[1]
+    # Parents precede children, and as an unsigned number -1 is the largest of all.
+    own_or_parent = np.minimum(parents.view(np.uint32), np.arange(width, dtype=np.uint32))
+    flat: NodeIds = np.arange(0, parents.size, max(width, 1))[:, None] + own_or_parent
+    return flat.ravel()
 
 
 def node_depths(trees: DraftTrees) -> NDArray[np.int64]:
@@ -129,8 +172,17 @@ def _hops(ancestors: NodeIds) -> NDArray[np.int64]:
         ancestors = ancestors[ancestors]
 
 
-def _padding(trees: DraftTrees) -> Mask:
-    return np.arange(trees.parents.shape[1]) >= trees.num_nodes[:, None]
+def _spread(values: NDArray[_Value], is_node: Mask, padding: float) -> NDArray[_Value]:
+    if values.size == is_node.size:
+        return values.reshape(is_node.shape)
+    spread = np.full(is_node.shape, padding, dtype=values.dtype)
+    spread[is_node] = values
+    return spread
+
+
+def _read_only(shared: NDArray[_Value]) -> NDArray[_Value]:
+    shared.flags.writeable = False
+    return shared
 
 
 def packed_masks(trees: DraftTrees) -> NDArray[np.int32]:
@@ -143,19 +195,21 @@ def packed_masks(trees: DraftTrees) -> NDArray[np.int32]:
     [1, 3, 7]
     """
     num_sequences, width = trees.parents.shape
-    num_words = -(-width // 32)
-    nodes = np.arange(width)
-    own = np.zeros((num_words, width), dtype=np.uint32)
-    own[nodes // 32, nodes] = np.left_shift(1, nodes % 32).astype(np.uint32)
-    words = np.where(trees._depths >= 0, own[:, None], np.uint32(0)).reshape(num_words, num_sequences * width)
-    ancestors = flat_parents(trees.parents)
-    reach = 1
-    while reach <= trees._depths.max(initial=0):
+    own = _own_bits(width)
+    words = (trees.is_node * own[:, None]).reshape(len(own), num_sequences * width)
+    for ancestors in trees.ancestors:
         for word in words:
             word |= word[ancestors]
-        ancestors = ancestors[ancestors]
-        reach *= 2
-    return words.T.reshape(num_sequences, width, num_words).view(np.int32)
+    return words.T.reshape(num_sequences, width, len(own)).view(np.int32)
+
+
+@lru_cache(maxsize=64)
+def _own_bits(width: int) -> NDArray[np.uint32]:
+    """Return the bit of each node in each word of a mask, ``[words, width]``."""
+    nodes = np.arange(width)
+    own = np.zeros((-(-width // 32), width), dtype=np.uint32)
+    own[nodes // 32, nodes] = np.left_shift(1, nodes % 32).astype(np.uint32)
+    return _read_only(own)
 
 
 def cumulative_log_probs(trees: DraftTrees) -> NDArray[np.float32]:
@@ -164,16 +218,15 @@ def cumulative_log_probs(trees: DraftTrees) -> NDArray[np.float32]:
     Numerics: float32, added from the root down, and log-probabilities above 0 (a rounding of log-softmax) count as 0.
     So a node never has more than its parent, not even in the last bit.
     """
-    return _cumulative(trees, int(node_depths(trees).max(initial=0)))
+    return _cumulative(trees)
 
 
-def _cumulative(trees: DraftTrees, max_depth: int) -> NDArray[np.float32]:
-    parents = flat_parents(trees.parents)
+def _cumulative(trees: DraftTrees) -> NDArray[np.float32]:
     own = np.minimum(trees.log_probs.ravel(), np.float32(0.0))
     total = own
     # After i rounds the nodes down to depth i + 1 are final: roots have 0 and are their own parents.
-    for _ in range(max_depth - 1):
-        total = own + total[parents]
+    for _ in range(trees._max_depth - 1):
+        total = own + total[trees.ancestors[0]]
     return total.reshape(trees.parents.shape)
 
 
@@ -182,7 +235,7 @@ def keep_nodes(trees: DraftTrees, keep: Mask) -> DraftTrees:
 
     ``keep [B, N]`` holds the root, and with every node its parent; padding is never kept.
     """
-    keep = keep & ~_padding(trees)
+    keep = keep & trees.is_node
     assert keep[:, 0].all(), "every tree keeps its root"
     assert keep.ravel()[flat_parents(trees.parents)][keep.ravel()].all(), "a kept node's parent is kept"
     return compact_trees(trees, keep)
@@ -190,25 +243,24 @@ def keep_nodes(trees: DraftTrees, keep: Mask) -> DraftTrees:
 
 def compact_trees(trees: DraftTrees, keep: Mask) -> DraftTrees:
     """Do what ``keep_nodes`` does, of a ``keep`` that is known to be closed under parents and without padding."""
-    num_nodes = keep.sum(axis=1)
-    kept = empty_trees(keep.shape[0], int(num_nodes.max(initial=1)))
-    kept.num_nodes[:] = num_nodes
-    new_ids = (np.cumsum(keep, axis=1, dtype=np.int32) - np.int32(1)).ravel()
+    new_ids = keep.cumsum(axis=1, dtype=np.int32)
+    num_nodes = new_ids[:, -1].astype(np.int64)
+    new_ids -= 1
+    is_node: Mask = np.arange(num_nodes.max(initial=1)) < num_nodes[:, None]
     nodes = np.flatnonzero(keep)
-    sequences, old_ids = np.divmod(nodes, keep.shape[1])
-    places = sequences * kept.parents.shape[1] + new_ids[nodes]
     parents = trees.parents.ravel()[nodes]
     # The place before a root's is another sequence's; it is looked at, and -1 taken instead.
-    new_parents = new_ids[nodes - old_ids + parents]
-    kept.parents.ravel()[places] = np.where(parents >= 0, new_parents, np.int32(-1))
-    kept.token_ids.ravel()[places] = trees.token_ids.ravel()[nodes]
-    kept.log_probs.ravel()[places] = trees.log_probs.ravel()[nodes]
-    kept.sources.ravel()[places] = trees.sources.ravel()[nodes]
-    if trees.known_depths is None:
-        return kept
-    depths = np.full(kept.parents.shape, -1, dtype=np.int64)
-    depths.ravel()[places] = trees.known_depths.ravel()[nodes]
-    return replace(kept, known_depths=depths)
+    new_parents = new_ids.ravel()[np.repeat(np.arange(0, keep.size, keep.shape[1]), num_nodes) + parents]
+    np.copyto(new_parents, np.int32(-1), where=parents < 0)
+
+    return DraftTrees(
+        parents=_spread(new_parents, is_node, -1),
+        token_ids=_spread(trees.token_ids.ravel()[nodes], is_node, -1),
+        log_probs=_spread(trees.log_probs.ravel()[nodes], is_node, -np.inf),
+        sources=_spread(trees.sources.ravel()[nodes], is_node, -1),
+        num_nodes=num_nodes,
+        known_depths=None if trees.known_depths is None else _spread(trees.known_depths.ravel()[nodes], is_node, -1),
+    )
 
 
 def first_children(parents: NDArray[np.int32], log_probs: NDArray[np.float32]) -> Mask:
@@ -240,9 +292,9 @@ def best_nodes(cumulative: NDArray[np.float32], depths: NDArray[np.int64], max_n
     """
     width = cumulative.shape[1]
     # The bits of a float that is not negative sort like the float; below them depth and index make every key unique.
-    keys = np.abs(cumulative).view(np.int32).astype(np.int64) << 32 | depths.clip(0) * width + np.arange(width)
+    keys = (np.abs(cumulative).view(np.int32).astype(np.int64) << 32) + (depths * width + np.arange(width))
     last = np.minimum(max_nodes, width) - 1
-    ranked = np.partition(keys, np.unique(last), axis=1)
+    ranked = np.partition(keys, sorted(set(last.tolist()) or {0}), axis=1)
     limits = ranked[np.arange(last.size), last]
     best: Mask = (keys <= limits[:, None]) & (cumulative > -np.inf)
     return best
@@ -260,7 +312,7 @@ def keep_best(
     candidates = depths <= max_depths[:, None]
     if chain_only.any():
         candidates &= first_children(trees.parents, trees.log_probs) | ~chain_only[:, None]
-    cumulative = np.where(candidates, _cumulative(trees, int(depths.max(initial=0))), np.float32(-np.inf))
+    cumulative = np.where(candidates, _cumulative(trees), np.float32(-np.inf))
     return compact_trees(trees, best_nodes(cumulative, depths, max_nodes))
 
 
