@@ -14,7 +14,7 @@ from draftline.logit_edits import LogitEdits
 from draftline.logit_rules import build_edits
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.sequence import Sequence
-from draftline.sampling import uniform
+from draftline.sampling import draw, stream
 from draftline.sessions.protocol import StepBatch
 from draftline.tree import pack_mask
 
@@ -24,15 +24,13 @@ class Step:
     """One forward: who takes part, and where everything stands in it.
 
     Shapes: the first D of the B sequences decode, each with its tree; the others are in prefill. All rows of decoding
-    sequences are sampled, in order; then the last row of every prompt that is done. ``is_node [D, N]`` tells nodes from
-    the padding of the trees.
+    sequences are sampled, in order; then the last row of every prompt that is done.
     """
 
     sequences: list[Sequence]
     trees: DraftTrees
     batch: StepBatch
     seats: NDArray[np.int64]
-    is_node: NDArray[np.bool_]
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -44,9 +42,7 @@ class Step:
 
     def by_node(self, values: NDArray[np.int32]) -> NDArray[np.int32]:
         """Spread ``[R]`` values of sampled rows over the padded trees: ``[D, N]``, 0 in padding."""
-        spread = np.zeros(self.is_node.shape, dtype=values.dtype)
-        spread[self.is_node] = values[: int(self.trees.num_nodes.sum())]
-        return spread
+        return self.trees.spread(values[: self.trees.num_rows])
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class StepBuilder:
         self._temperature = np.zeros(num_seats, dtype=np.float32)
         self._top_k = np.zeros(num_seats, dtype=np.int32)
         self._top_p = np.ones(num_seats, dtype=np.float32)
-        self._seeds = np.zeros(num_seats, dtype=np.uint64)
+        self._streams = np.zeros(num_seats, dtype=np.uint64)
         self._causal_mask = pack_mask(np.tri(limits.max_num_tokens, dtype=np.bool_))
 
     def take_seat(self, sequence: Sequence) -> None:
@@ -86,7 +82,7 @@ class StepBuilder:
         self._temperature[seat] = sampling.temperature
         self._top_k[seat] = sampling.top_k
         self._top_p[seat] = sampling.top_p
-        self._seeds[seat] = sampling.seed
+        self._streams[seat] = stream(sampling.seed)
 
     def leave_seat(self, sequence: Sequence) -> None:
         self._block_tables[sequence.seat] = -1
@@ -117,9 +113,13 @@ class StepBuilder:
     def sampling(
         self, seats: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-        """Return temperature, top_k, top_p and the random number of the token drawn for each position, ``[n]`` each."""
-        numbers = uniform(self._seeds[seats], positions)
-        return self._temperature[seats], self._top_k[seats], self._top_p[seats], numbers
+        """Return temperature, top_k, top_p and the random number of the token drawn for each position, ``[n]`` each.
+
+        Where all are greedy nobody asks for the numbers, and they are 0.
+        """
+        temperature = self._temperature[seats]
+        numbers = draw(self._streams[seats], positions) if temperature.any() else np.zeros(len(seats), np.float32)
+        return temperature, self._top_k[seats], self._top_p[seats], numbers
 
     def temperatures(self, seats: NDArray[np.int64]) -> NDArray[np.float32]:
         return self._temperature[seats]
@@ -138,62 +138,62 @@ class StepBuilder:
         in the middle of its prompt.
         """
         sequences = decoding + prefilling
-        num_sequences, num_decoding = len(sequences), len(decoding)
-        seats = np.fromiter((sequence.seat for sequence in sequences), np.int64, num_sequences)
-        contexts = np.fromiter((sequence.num_committed for sequence in sequences), np.int64, num_sequences)
-        counts = np.empty(num_sequences, dtype=np.int64)
-        counts[:num_decoding] = trees.num_nodes
-        counts[num_decoding:] = [sequence.num_scheduled for sequence in prefilling]
-        starts = np.zeros(num_sequences + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
+        num_decoding, num_tree_rows = len(decoding), trees.num_rows
+        seats = seats_of(sequences)
+        contexts = np.fromiter((sequence.num_committed for sequence in sequences), np.int32, len(sequences))
+        counts = np.array([*trees.num_nodes.tolist(), *(s.num_scheduled for s in prefilling)], dtype=np.int32)
+        starts = np.zeros(len(sequences) + 1, dtype=np.int32)
+        counts.cumsum(out=starts[1:])
 
-        is_node = np.arange(trees.parents.shape[1]) < trees.num_nodes[:, None]
-        num_tree_rows, num_rows = int(starts[num_decoding]), int(starts[-1])
-        input_ids = np.empty(num_rows, dtype=np.int32)
-        position_ids = np.empty(num_rows, dtype=np.int64)
-        input_ids[:num_tree_rows] = trees.token_ids[is_node]
-        position_ids[:num_tree_rows] = (contexts[:num_decoding, None] + node_depths(trees))[is_node]
-        for sequence, row in zip(prefilling, starts[num_decoding:].tolist(), strict=False):
-            first, count = sequence.num_committed, sequence.num_scheduled
-            input_ids[row : row + count] = sequence.token_ids[first : first + count]
-            position_ids[row : row + count] = np.arange(first, first + count)
+        positions = np.add(contexts[:num_decoding, None], node_depths(trees), dtype=np.int32, casting="same_kind")
+        prompts = [(s.num_committed, s.num_committed + s.num_scheduled) for s in prefilling]
+        input_ids = np.concatenate(
+            [
+                trees.pack(trees.token_ids),
+                *(s.token_ids[first:end] for s, (first, end) in zip(prefilling, prompts, strict=True)),
+            ]
+        )
+        position_ids = np.concatenate(
+            [trees.pack(positions), *(np.arange(first, end, dtype=np.int32) for first, end in prompts)]
+        )
 
         is_done = np.fromiter((sequence.is_sampled for sequence in prefilling), np.bool_, len(prefilling))
         last_rows = starts[num_decoding + 1 :][is_done] - 1
-        sample_rows = np.concatenate([np.arange(num_tree_rows), last_rows])
+        sample_rows = np.concatenate([np.arange(num_tree_rows, dtype=np.int32), last_rows])
         sampled_seats = np.concatenate(
             [np.repeat(seats[:num_decoding], trees.num_nodes), seats[num_decoding:][is_done]]
         )
         temperature, top_k, top_p, numbers = self.sampling(sampled_seats, position_ids[sample_rows] + 1)
         batch = StepBatch(
             input_ids=input_ids,
-            position_ids=position_ids.astype(np.int32),
-            sequence_starts=starts.astype(np.int32),
-            context_lengths=contexts.astype(np.int32),
+            position_ids=position_ids,
+            sequence_starts=starts,
+            context_lengths=contexts,
             block_table=self.block_table(seats, int(contexts.max())),
-            sample_rows=sample_rows.astype(np.int32),
+            sample_rows=sample_rows,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             uniform=numbers,
-            packed_mask=self._packed_mask(trees, is_node, counts, num_decoding),
+            packed_mask=self._packed_mask(trees, counts),
             edits=_edits(decoding, trees, [s for s, done in zip(prefilling, is_done, strict=True) if done]),
             wants_logits=wants_logits,
         )
-        return Step(sequences, trees, batch, seats, is_node)
+        return Step(sequences, trees, batch, seats)
 
-    def _packed_mask(
-        self, trees: DraftTrees, is_node: NDArray[np.bool_], counts: NDArray[np.int64], num_decoding: int
-    ) -> NDArray[np.int32] | None:
+    def _packed_mask(self, trees: DraftTrees, counts: NDArray[np.int32]) -> NDArray[np.int32] | None:
         """Return the mask of a step in which some tree branches; chains and prompts are causal without one."""
-        is_chain = trees.parents == np.arange(-1, trees.parents.shape[1] - 1)
-        if bool(np.all(is_chain | ~is_node)):
+        if np.array_equal(trees.tree_depths + 1, trees.num_nodes):
             return None
-        nodes = packed_masks(trees)[is_node]
-        mask = np.zeros((int(counts.sum()), -(-int(counts.max()) // 32)), dtype=np.int32)
-        mask[: len(nodes), : nodes.shape[1]] = nodes[:, : mask.shape[1]]
-        row = len(nodes)
-        for count in counts[num_decoding:].tolist():
+        num_words = -(-int(counts.max()) // 32)
+        of_trees = trees.pack(packed_masks(trees))[:, :num_words]
+        prompts = counts[len(trees.num_nodes) :].tolist()
+        if not prompts:
+            return of_trees
+        mask = np.zeros((len(of_trees) + sum(prompts), num_words), dtype=np.int32)
+        mask[: len(of_trees), : of_trees.shape[1]] = of_trees
+        row = len(of_trees)
+        for count in prompts:
             words = -(-count // 32)
             mask[row : row + count, :words] = self._causal_mask[:count, :words]
             row += count
@@ -201,25 +201,21 @@ class StepBuilder:
 
     def committed_rows(self, step: Step, accepted: Accepted) -> CommittedRows:
         """Say which rows of the step are kept, and where."""
-        batch, num_decoding = step.batch, len(step.trees.num_nodes)
-        starts = batch.sequence_starts.astype(np.int64)
-        is_kept = accepted.paths >= 0
-        tree_rows = (starts[:num_decoding, None] + accepted.paths)[is_kept]
+        starts, num_decoding = step.batch.sequence_starts, len(step.trees.num_nodes)
+        tree_rows = (starts[:num_decoding, None] + accepted.paths)[accepted.paths >= 0]
         rows = np.concatenate([tree_rows, np.arange(starts[num_decoding], starts[-1])])
-        counts = np.diff(starts)
+        counts = starts[1:] - starts[:-1]
         counts[:num_decoding] = accepted.num_accepted_tokens + 1
-        new_starts = np.concatenate([[0], np.cumsum(counts)])
-        seats = np.repeat(step.seats, counts)
-        positions = batch.position_ids[rows].astype(np.int64)
-        last_rows = rows[new_starts[1:] - 1]
-        sample_rows = np.full(len(counts), -1, dtype=np.int64)
-        sample_rows[:num_decoding] = last_rows[:num_decoding]  # every row of a tree is sampled, in order
-        next_sample = int(starts[num_decoding])
+        new_starts = np.zeros(len(starts), dtype=np.int64)
+        counts.cumsum(out=new_starts[1:])
+        positions = step.batch.position_ids[rows].astype(np.int64)
+        slots = self.slots(np.repeat(step.seats, counts), positions)
+        sample_rows = rows[new_starts[1:] - 1]  # every row of a tree is sampled, in order
+        next_sample = step.trees.num_rows
         for index, sequence in enumerate(step.prefilling, num_decoding):
-            if sequence.is_sampled:
-                sample_rows[index] = next_sample
-                next_sample += 1
-        return CommittedRows(new_starts, rows, positions, self.slots(seats, positions), sample_rows)
+            sample_rows[index] = next_sample if sequence.is_sampled else -1
+            next_sample += sequence.is_sampled
+        return CommittedRows(new_starts, rows, positions, slots, sample_rows)
 
 
 def _edits(decoding: list[Sequence], trees: DraftTrees, drawing: list[Sequence]) -> LogitEdits | None:
