@@ -56,8 +56,11 @@ class GraphDrafter:
         self._session, self._builder, self._shape, self._source = session, builder, shape, source
         self._is_head, self._max_positions, self._max_waiting = is_head, max_positions, max_waiting
         num_candidates = needed_candidates(shape)
-        self._sequences: list[Sequence | None] = [None] * num_seats  # those that are followed
-        self._num_filled = np.zeros(num_seats, dtype=np.int64)  # committed tokens behind these wait
+        self._is_followed = np.zeros(num_seats, dtype=np.bool_)
+        self._texts: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)] * num_seats
+        self._num_filled = np.zeros(num_seats, dtype=np.int64)  # rows in the pool
+        self._num_known = np.zeros(num_seats, dtype=np.int64)  # committed rows whose tokens are known; the rest waits
+        self._decodes = np.zeros(num_seats, dtype=np.bool_)  # whether the next token has been drawn
         self._places = np.zeros((num_seats, 0), dtype=np.int64)  # of the features of waiting rows, by position
         self._num_waiting = 0
         self._has_candidates = np.zeros(num_seats, dtype=np.bool_)
@@ -69,18 +72,18 @@ class GraphDrafter:
 
     def join(self, sequence: Sequence) -> None:
         seat = sequence.seat
-        self._sequences[seat] = sequence if sequence.max_draft_tokens > 0 else None
-        self._num_filled[seat] = sequence.num_committed
+        self._is_followed[seat] = sequence.max_draft_tokens > 0
+        self._texts[seat] = sequence.token_ids
+        self._num_filled[seat] = self._num_known[seat] = sequence.num_committed
         self._has_candidates[seat] = False
 
     def leave(self, seat: int) -> None:
-        self._sequences[seat] = None
-        self._has_candidates[seat] = False
+        self._is_followed[seat] = self._has_candidates[seat] = False
 
     def num_filled(self, sequence: Sequence) -> int:
         """Count the committed tokens whose rows are in the pool, or never will be."""
         filled = int(self._num_filled[sequence.seat])
-        is_followed = self._sequences[sequence.seat] is not None and filled < self._max_positions
+        is_followed = self._is_followed[sequence.seat] and filled < self._max_positions
         return filled if is_followed else sequence.num_committed
 
     def propose(self, roots: Roots) -> DraftTrees:
@@ -150,46 +153,41 @@ class GraphDrafter:
     def observe(self, step: VerifiedStep) -> None:
         rows, seats = step.rows, step.seats
         self._has_candidates[seats] = False
-        if not any(self._sequences[seat] is not None for seat in seats.tolist()):
+        if not self._is_followed[seats].any():
             return
+        self._num_known[seats] = rows.positions[rows.starts[1:] - 1] + 1
+        self._decodes[seats] = rows.sample_rows >= 0
+        ended = [sequence for sequence in step.sequences if sequence.is_finished]
+        for sequence in ended:
+            # A head's row needs the token behind it, and what was accepted behind the end is no text.
+            self._num_known[sequence.seat] = min(sequence.num_committed, sequence.num_tokens - self._is_head)
+            self._decodes[sequence.seat] = False
         if self._is_head:
             self._keep_features(np.repeat(seats, np.diff(rows.starts)), rows.positions, rows.rows)
         self._num_waiting += len(rows.rows)
-        if self._num_waiting >= self._max_waiting or any(self._must_share(sequence) for sequence in step.sequences):
+        if self._num_waiting >= self._max_waiting or any(self._must_share(sequence) for sequence in ended):
             self._fill()
 
     def _must_share(self, sequence: Sequence) -> bool:
         """Whether a finished answer has whole blocks that nobody could share unless they are filled now."""
-        block_size = self._builder.block_size
-        return (
-            sequence.is_finished
-            and self._sequences[sequence.seat] is not None
-            and sequence.num_published_blocks < _num_known_rows(sequence, self._is_head) // block_size
-        )
+        num_blocks = int(self._num_known[sequence.seat]) // self._builder.block_size
+        return bool(self._is_followed[sequence.seat]) and sequence.num_published_blocks < num_blocks
 
     def _keep_features(self, seats: NDArray[np.int64], positions: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         places = self._num_waiting + np.arange(len(rows))
         self._session.keep_features(rows, places)
         width = 2 * self._max_waiting
         if self._places.shape[1] != width:
-            self._places = np.zeros((len(self._sequences), width), dtype=np.int64)
+            self._places = np.zeros((len(self._texts), width), dtype=np.int64)
         self._places[seats, positions % width] = places
 
     def _fill(self) -> None:
         """Fill the pool with the rows that wait, and keep the candidates of depth 1 of the sequences that decode."""
         self._num_waiting = 0
-        num_seats = len(self._sequences)
-        followed = np.fromiter((sequence is not None for sequence in self._sequences), np.bool_, num_seats)
-        room = np.where(followed, np.maximum(self._max_positions - self._num_filled, 0), 0)
-        num_known = np.zeros(num_seats, dtype=np.int64)
-        decodes = np.zeros(num_seats, dtype=np.bool_)
-        for seat, sequence in enumerate(self._sequences):
-            if sequence is not None:
-                num_known[seat] = _num_known_rows(sequence, self._is_head)
-                decodes[seat] = sequence.num_pending == 1 and not sequence.is_finished
-        num_waiting = np.where(followed, num_known - self._num_filled, 0)
-        num_roots = decodes.astype(np.int64) * (not self._is_head)
-        decodes &= num_waiting + num_roots <= room
+        room = np.maximum(self._max_positions - self._num_filled, 0)
+        num_waiting = (self._num_known - self._num_filled) * self._is_followed
+        num_roots = (self._decodes & self._is_followed) * np.int64(not self._is_head)
+        decodes = self._decodes & (num_waiting + num_roots <= room)
         num_committed: NDArray[np.int64] = np.minimum(num_waiting, room)
         num_new: NDArray[np.int64] = num_committed + num_roots * decodes
         seats = np.flatnonzero(num_new)
@@ -199,10 +197,8 @@ class GraphDrafter:
         contexts, starts = self._num_filled[seats], _starts(num_new)
         owners = np.repeat(seats, num_new)
         positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], num_new)
-        texts = [self._sequences[seat] for seat in seats.tolist()]
-        firsts = (contexts + self._is_head).tolist()
-        pieces = zip(texts, firsts, num_new.tolist(), strict=True)
-        input_ids = np.concatenate([text.token_ids[first : first + n] for text, first, n in pieces if text is not None])
+        pieces = zip(seats.tolist(), (contexts + self._is_head).tolist(), num_new.tolist(), strict=True)
+        input_ids = np.concatenate([self._texts[seat][first : first + count] for seat, first, count in pieces])
         candidate_rows = (starts[1:] - 1)[decodes]
         drawn_seats = seats[decodes]
         sampling = self._sampling(drawn_seats, positions[candidate_rows] + 1 + self._is_head)
@@ -234,11 +230,6 @@ class GraphDrafter:
     def _forward(self, batch: DraftBatch) -> DraftResult:
         self.num_forwards += 1
         return self._session.forward(batch)
-
-
-def _num_known_rows(sequence: Sequence, is_head: bool) -> int:
-    """Count the committed rows whose token is known; that of a head's last row is not where the answer has ended."""
-    return min(sequence.num_committed, sequence.num_tokens - is_head)
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int32]:
