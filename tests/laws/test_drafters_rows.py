@@ -60,7 +60,7 @@ def test_requests_in_a_batch_draft_as_alone(engines: Engines, drafts: str) -> No
     engine = engines.open("llama", drafts, STATIC)
     requests = [
         make_request(str(index), PROMPT[index : 3 * index + 2], 30, sampling=SamplingParameters(0.7, seed=index))
-        for index in range(1, 13)
+        for index in (1, 5, 8, 12, 19, 23)
     ]
     together = engine.serve(max_num_tokens=256, prefix_cache=False).run_all(requests)
     for request in requests:

@@ -53,17 +53,19 @@ def test_texts_are_plain_where_there_is_room(engines: Engines, drafts: str, shap
 
 @pytest.mark.parametrize(("drafts", "shape"), cases())
 def test_texts_are_plain_where_blocks_are_short(engines: Engines, drafts: str, shape: str) -> None:
-    """Blocks of 8, too few for all who run: preemptions, drafts cut short, prefixes found again; 10 per case."""
-    number = 100 + cases().index((drafts, shape))
-    requests = make_requests(Random(number), 9, max_prompt=40, max_tokens=60)
-    plain = engines.open().serve().run_all(requests)
+    """Blocks of 8, too few for all who run: preemptions, drafts cut short, prefixes found again; 9 per case."""
+    number = 100 * cases().index((drafts, shape))
     engine = engines.open("llama", drafts, SHAPES[shape], block_size=8)
-    traffic = engine.serve(max_batch_size=8, max_blocks=14, max_num_tokens=48)
-    statistics = traffic.run_jostling(requests, Random(number), cancelling=0.2)
-    for name, expected in plain.items():
-        assert_said_plainly(traffic.said(name), expected)
-    assert statistics.num_preemptions > 0
-    assert statistics.num_cached_tokens > 0
+    for seed in range(number, number + 5):
+        requests = make_requests(Random(seed), 9, max_prompt=40, max_tokens=60)
+        plain = engines.open().serve().run_all(requests)
+        traffic = engine.serve(max_batch_size=8, max_blocks=14, max_num_tokens=48)
+        statistics = traffic.run_jostling(requests, Random(seed), cancelling=0.2)
+        for name, expected in plain.items():
+            assert_said_plainly(traffic.said(name), expected)
+        if statistics.num_preemptions > 0 and statistics.num_cached_tokens > 0:
+            return
+    raise AssertionError("no seed led to a preemption and a prefix found again")
 
 
 @pytest.mark.parametrize("target", ["qwen2", "window", "mha"])
