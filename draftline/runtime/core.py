@@ -193,14 +193,13 @@ class EngineCore:
         """Extend every sequence by what was drawn for it."""
         emissions = []
         paths = accepted.paths
-        path_ids = np.take_along_axis(step.trees.token_ids, np.maximum(paths, 0), axis=1)[:, 1:].tolist()
+        path_ids = step.trees.token_ids[np.arange(len(paths))[:, None], paths].tolist()
         counts, bonus_ids = accepted.num_accepted_tokens.tolist(), accepted.bonus_ids.tolist()
         verified, drafted = (step.trees.num_nodes - 1).tolist(), num_drafted.tolist()
-        for index, sequence in enumerate(step.decoding):
-            count = counts[index]
+        for index, (sequence, count) in enumerate(zip(step.decoding, counts, strict=True)):
             sequence.speculation.add_step(drafted[index], verified[index], count)
             self._numbers.add_step(drafted[index], verified[index], count)
-            output = sequence.extend((*path_ids[index][:count], bonus_ids[index]), count)
+            output = sequence.extend([*path_ids[index][1 : count + 1], bonus_ids[index]], count)
             if result.logits is not None:
                 first = int(step.batch.sequence_starts[index])
                 output = _with_logits(output, sequence, result, first + paths[index, : count + 1].astype(np.int64))
@@ -227,6 +226,8 @@ class EngineCore:
         self._count_forwards(step.sequences, speculator.take_num_forwards())
 
     def _count_forwards(self, sequences: list[Sequence], num_draft_forwards: int) -> None:
+        if not num_draft_forwards:
+            return
         self._numbers.add_draft_forward(num_draft_forwards)
         for sequence in sequences:
             if sequence.max_draft_tokens:

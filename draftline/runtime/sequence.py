@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,32 +81,31 @@ class Sequence:
         """Whether the step being run reaches the last token, so that the next one is drawn."""
         return self.num_committed + self.num_scheduled == self.num_tokens
 
-    def extend(self, sampled_ids: Iterable[int], num_accepted_tokens: int | None = None) -> Output:
+    def extend(self, sampled_ids: Many[int], num_accepted_tokens: int | None = None) -> Output:
         """Append the tokens a step drew, up to the first reason to finish, and return what they emit.
 
         The first ``num_accepted_tokens`` of them were drafted (None: the step ended a prompt). The end id is neither
         kept nor emitted. The token that completes a stop word is kept; the text ends before the word. Tokens after the
         finishing one are dropped.
         """
-        stream, end_ids = self.request.text_stream, self.request.end_ids
-        first, pieces = self.num_tokens, []
-        finish_reason: FinishReason | None = None
-        for token_id in sampled_ids:
-            if token_id in end_ids:
-                finish_reason = "end_id"
-                break
-            self.token_ids[self.num_tokens] = token_id
-            self.num_tokens += 1
-            if stream is not None:
+        request, stream = self.request, self.request.text_stream
+        num_left = request.max_tokens - self.num_output_tokens
+        token_ids = tuple(sampled_ids[:num_left])
+        finish_reason: FinishReason | None = "max_tokens" if len(token_ids) == num_left else None
+        if not request.end_ids.isdisjoint(token_ids):
+            token_ids = tuple(takewhile(lambda token_id: token_id not in request.end_ids, token_ids))
+            finish_reason = "end_id"
+        pieces: list[str] = []
+        if stream is not None:
+            for token_id in token_ids:
                 pieces.append(stream.push((token_id,)))
                 if stream.stopped:
                     finish_reason = "stop_words"
                     break
-            if self.num_output_tokens == self.request.max_tokens:
-                finish_reason = "max_tokens"
-                break
-        num_new = self.num_tokens - first
-        token_ids = self.token_ids[first : self.num_tokens].tolist()
+            token_ids = token_ids[: len(pieces)]
+        num_new, first = len(token_ids), self.num_tokens
+        self.num_tokens += num_new
+        self.token_ids[first : self.num_tokens] = token_ids
         if self.logit_rules is not None:
             self.logit_rules.append(token_ids)
         if num_accepted_tokens is not None:
@@ -120,7 +120,7 @@ class Sequence:
         else:
             text = None if stream is None else "".join(pieces)
         return self._output(
-            tuple(token_ids),
+            token_ids,
             text,
             finish_reason,
             num_accepted_tokens=min(num_accepted_tokens or 0, num_new),

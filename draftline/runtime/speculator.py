@@ -76,8 +76,8 @@ class Speculator:
         # The bonus token is emitted as well, so a path is one token shorter than what is left to emit.
         num_left = np.array([s.request.max_tokens - s.num_output_tokens - 1 for s in decoding], dtype=np.int64)
         max_drafts = np.array([s.max_draft_tokens for s in decoding], dtype=np.int64)
-        max_depths = np.clip(np.minimum(num_left, max_drafts), 0, min(num_depths, self._shape.max_depth))
-        if policy is None or not np.any(max_depths > 0):
+        max_depths = np.minimum(np.minimum(num_left, max_drafts), min(num_depths, self._shape.max_depth))
+        if policy is None or not max_depths.any():
             return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
         contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
         max_nodes = np.minimum(self._shape.max_nodes, max_drafts + 1)
@@ -93,7 +93,7 @@ class Speculator:
             trees = keep_best(merge_trees(proposed), max_nodes, chain_only, max_depths)
         num_drafted = trees.num_nodes - 1
         keep = policy.select(trees, num_other_rows, max_rows)
-        if int(keep.sum()) < int(trees.num_nodes.sum()):
+        if np.count_nonzero(keep) < trees.num_rows:
             trees = keep_nodes(trees, keep)
         return self._cover(trees, decoding, cover_drafts), num_drafted
 
@@ -101,11 +101,11 @@ class Speculator:
         self, trees: DraftTrees, decoding: list[Sequence], cover_drafts: Callable[[Sequence, int], int]
     ) -> DraftTrees:
         """Find slots for the longest path of each tree; where blocks are short, drop the depths that have none."""
-        depths = node_depths(trees)
-        wanted = depths.max(axis=1).tolist()
-        covered = [cover_drafts(s, depth) if depth > 0 else 0 for s, depth in zip(decoding, wanted, strict=True)]
-        if covered == [max(depth, 0) for depth in wanted]:
+        wanted = trees.tree_depths.tolist()
+        covered = [cover_drafts(s, depth) if depth else 0 for s, depth in zip(decoding, wanted, strict=True)]
+        if covered == wanted:
             return trees
+        depths = node_depths(trees)
         return keep_nodes(trees, (depths >= 0) & (depths <= np.array(covered)[:, None]))
 
     def observe_times(
