@@ -59,14 +59,17 @@ class Scheduler:
             index += 1
         return scheduled
 
-    def cover_drafts(self, sequence: Sequence, num_draft_tokens: int) -> int:
-        """Give a decoding sequence slots for drafts behind its root, from free blocks alone; return for how many."""
-        block_size = self.limits.block_size
-        wanted = sequence.num_committed + 1 + num_draft_tokens
-        num_missing = -(-wanted // block_size) - len(sequence.block_ids)
-        if num_missing > 0:
-            self._allocate(sequence, min(num_missing, self.pool.num_free_blocks))
-        return min(num_draft_tokens, len(sequence.block_ids) * block_size - sequence.num_committed - 1)
+    def cover_drafts(self, decoding: list[Sequence], num_draft_tokens: list[int]) -> list[int]:
+        """Give decoding sequences slots for drafts behind their roots, from free blocks alone; return for how many."""
+        block_size, covered = self.limits.block_size, []
+        for sequence, wanted in zip(decoding, num_draft_tokens, strict=True):
+            num_slots = len(sequence.block_ids) * block_size - sequence.num_committed - 1
+            if num_slots < wanted:
+                num_blocks = min(-(-(wanted - num_slots) // block_size), self.pool.num_free_blocks)
+                self._allocate(sequence, num_blocks)
+                num_slots += num_blocks * block_size
+            covered.append(min(wanted, num_slots))
+        return covered
 
     def schedule_prefill(self, budget: int) -> list[Sequence]:
         """Schedule at most ``budget`` prompt tokens: of the prompt begun before, then of new ones while they fit.

@@ -113,19 +113,16 @@ class Sequence:
         if num_new:
             self.last_token_time_ns = time.time_ns()
             self.first_token_time_ns = self.first_token_time_ns or self.last_token_time_ns
-        if finish_reason is not None and stream is not None:
+        num_drafted = min(num_accepted_tokens or 0, num_new)
+        if stream is None:
+            return self._output(token_ids, None, finish_reason, num_accepted_tokens=num_drafted)
+        text = "".join(pieces)
+        if finish_reason is not None:
             held = stream.finish()
-            pieces = [*pieces[:-1], pieces[-1] + held] if pieces else pieces
-            text: str | None = "".join(pieces) if pieces else held
-        else:
-            text = None if stream is None else "".join(pieces)
-        return self._output(
-            token_ids,
-            text,
-            finish_reason,
-            num_accepted_tokens=min(num_accepted_tokens or 0, num_new),
-            pieces=None if stream is None else tuple(pieces),
-        )
+            text += held
+            if pieces:
+                pieces[-1] += held
+        return self._output(token_ids, text, finish_reason, num_accepted_tokens=num_drafted, pieces=tuple(pieces))
 
     def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:
         """Finish without a further token; text that is held back is dropped."""

@@ -50,7 +50,7 @@ class SpeculationNumbers:
 NO_SPECULATION = SpeculationNumbers()
 
 
-@dataclass
+@dataclass(slots=True)
 class SpeculationCounters:
     """Counts that grow; ``numbers`` freezes them. One per sequence, and one in total."""
 

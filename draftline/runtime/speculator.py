@@ -62,12 +62,12 @@ class Speculator:
         *,
         num_other_rows: int,
         max_rows: int,
-        cover_drafts: Callable[[Sequence, int], int],
+        cover_drafts: Callable[[list[Sequence], list[int]], list[int]],
     ) -> tuple[DraftTrees, NDArray[np.int64]]:
         """Return the trees to verify, and how many draft tokens were proposed for each ``[D] int64``.
 
         ``max_rows`` bounds the nodes of all trees; ``num_other_rows`` are in the same forward. ``cover_drafts`` finds
-        slots for so many tokens behind the root and says for how many it could.
+        slots for so many tokens behind each root and says for how many it could.
         """
         num_roots = len(decoding)
         root_ids = np.fromiter((s.token_ids[s.num_tokens - 1] for s in decoding), np.int32, num_roots)
@@ -98,11 +98,14 @@ class Speculator:
         return self._cover(trees, decoding, cover_drafts), num_drafted
 
     def _cover(
-        self, trees: DraftTrees, decoding: list[Sequence], cover_drafts: Callable[[Sequence, int], int]
+        self,
+        trees: DraftTrees,
+        decoding: list[Sequence],
+        cover_drafts: Callable[[list[Sequence], list[int]], list[int]],
     ) -> DraftTrees:
         """Find slots for the longest path of each tree; where blocks are short, drop the depths that have none."""
         wanted = trees.tree_depths.tolist()
-        covered = [cover_drafts(s, depth) if depth else 0 for s, depth in zip(decoding, wanted, strict=True)]
+        covered = cover_drafts(decoding, wanted)
         if covered == wanted:
             return trees
         depths = node_depths(trees)
