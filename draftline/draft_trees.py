@@ -68,7 +68,7 @@ class DraftTrees:
 
     @cached_property
     def _max_depth(self) -> int:
-        return int(self.tree_depths.max(initial=0))
+        return max(self.tree_depths.tolist(), default=0)
 
     def pack(self, values: NDArray[_Value]) -> NDArray[_Value]:
         """Take the values ``[B, N, ...]`` of the nodes alone, tree by tree: ``[num_rows, ...]``."""

@@ -120,6 +120,26 @@ def test_masks_of_long_chains(depth: int) -> None:
 
 @settings(deadline=None)
 @given(draft_trees())
+def test_what_the_trees_keep_about_themselves(trees: DraftTrees) -> None:
+    num_sequences, width = trees.parents.shape
+    depths = node_depths(trees)
+    assert trees.tree_depths.tolist() == [max(depths[row, : trees.num_nodes[row]]) for row in range(num_sequences)]
+    assert len(trees.ancestors) == int(max(trees.tree_depths)).bit_length()
+    for power, ancestors in enumerate(trees.ancestors):
+        for row in range(num_sequences):
+            for node in range(width):
+                above = node
+                for _ in range(2**power):
+                    above = above if trees.parents[row, above] < 0 else int(trees.parents[row, above])
+                assert ancestors[row * width + node] == row * width + above
+    packed = trees.pack(trees.token_ids)
+    rows = zip(trees.token_ids, trees.num_nodes, strict=True)
+    assert packed.tolist() == [token for ids, count in rows for token in ids[:count].tolist()]
+    assert np.array_equal(trees.spread(packed), np.where(trees.is_node, trees.token_ids, 0))
+
+
+@settings(deadline=None)
+@given(draft_trees())
 def test_cumulative_log_probs_add_up_and_never_exceed_the_parents(trees: DraftTrees) -> None:
     total = cumulative_log_probs(trees)
     assert total.dtype == np.float32

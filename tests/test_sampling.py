@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.sampling
-from draftline.sampling import kept_probabilities, log_probs_of, sample_reference, uniform
+from draftline.sampling import draw, kept_probabilities, log_probs_of, sample_reference, stream, uniform
 
 logit_rows = st.lists(st.integers(-6, 6).map(float), min_size=1, max_size=40)
 seeds = st.integers(0, 2**64 - 1)
@@ -22,6 +22,7 @@ def test_uniform_depends_on_seed_and_position_only(seed: int, positions: list[in
     assert together.dtype == np.float32
     assert together.tolist() == [float(uniform(seed, position)) for position in positions]
     assert uniform(np.full(len(positions), seed, np.uint64), positions).tolist() == together.tolist()
+    assert draw(stream(np.full(len(positions), seed, np.uint64)), positions).tolist() == together.tolist()
     assert np.all((together >= 0) & (together < 1))
     assert np.all(together * 2.0**24 == np.floor(together * 2.0**24))
 

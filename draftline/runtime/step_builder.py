@@ -141,9 +141,8 @@ class StepBuilder:
         num_decoding, num_tree_rows = len(decoding), trees.num_rows
         seats = seats_of(sequences)
         contexts = np.fromiter((sequence.num_committed for sequence in sequences), np.int32, len(sequences))
-        counts = np.array([*trees.num_nodes.tolist(), *(s.num_scheduled for s in prefilling)], dtype=np.int32)
-        starts = np.zeros(len(sequences) + 1, dtype=np.int32)
-        counts.cumsum(out=starts[1:])
+        counts = [*trees.num_nodes.tolist(), *(sequence.num_scheduled for sequence in prefilling)]
+        starts = np.cumsum([0, *counts], dtype=np.int32)
 
         positions = np.add(contexts[:num_decoding, None], node_depths(trees), dtype=np.int32, casting="same_kind")
         prompts = [(s.num_committed, s.num_committed + s.num_scheduled) for s in prefilling]
@@ -157,12 +156,10 @@ class StepBuilder:
             [trees.pack(positions), *(np.arange(first, end, dtype=np.int32) for first, end in prompts)]
         )
 
-        is_done = np.fromiter((sequence.is_sampled for sequence in prefilling), np.bool_, len(prefilling))
-        last_rows = starts[num_decoding + 1 :][is_done] - 1
+        is_done = [sequence.is_sampled for sequence in prefilling]
+        last_rows = starts[num_decoding + 1 :][np.array(is_done, dtype=np.bool_)] - 1
         sample_rows = np.concatenate([np.arange(num_tree_rows, dtype=np.int32), last_rows])
-        sampled_seats = np.concatenate(
-            [np.repeat(seats[:num_decoding], trees.num_nodes), seats[num_decoding:][is_done]]
-        )
+        sampled_seats = np.repeat(seats, [*counts[:num_decoding], *is_done])
         temperature, top_k, top_p, numbers = self.sampling(sampled_seats, position_ids[sample_rows] + 1)
         batch = StepBatch(
             input_ids=input_ids,
@@ -181,13 +178,13 @@ class StepBuilder:
         )
         return Step(sequences, trees, batch, seats)
 
-    def _packed_mask(self, trees: DraftTrees, counts: NDArray[np.int32]) -> NDArray[np.int32] | None:
+    def _packed_mask(self, trees: DraftTrees, counts: list[int]) -> NDArray[np.int32] | None:
         """Return the mask of a step in which some tree branches; chains and prompts are causal without one."""
         if np.array_equal(trees.tree_depths + 1, trees.num_nodes):
             return None
-        num_words = -(-int(counts.max()) // 32)
+        num_words = -(-max(counts) // 32)
         of_trees = trees.pack(packed_masks(trees))[:, :num_words]
-        prompts = counts[len(trees.num_nodes) :].tolist()
+        prompts = counts[len(trees.num_nodes) :]
         if not prompts:
             return of_trees
         mask = np.zeros((len(of_trees) + sum(prompts), num_words), dtype=np.int32)
