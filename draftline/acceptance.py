@@ -41,15 +41,23 @@ def accept_exact(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> Accepted:
     ([[0, 1, 2]], [2], [8])
     """
     num_sequences, width = trees.parents.shape
-    # Siblings differ, so no more than one node of a depth is reached in a tree, and the nodes of a path ascend.
-    nodes = np.flatnonzero(_reached(trees, _drawn(trees, sampled_ids)))
-    sequences = nodes // width
-    num_reached = np.bincount(sequences, minlength=num_sequences)
-    depths = node_depths(trees).ravel()[nodes]
-    paths = np.full((num_sequences, int(num_reached.max(initial=1))), -1, dtype=np.int64)
-    paths[sequences, depths] = nodes - sequences * width
-    ends = nodes[num_reached.cumsum() - 1]
-    return Accepted(paths, num_reached - 1, sampled_ids.ravel()[ends])
+    nodes = np.flatnonzero(_drawn(trees, sampled_ids))
+    ends = list(range(0, num_sequences * width, width))
+    paths: list[list[int]] = [[0] for _ in ends]
+    # Parents precede children, and siblings differ: the target drew at most one child of a path's end.
+    for node, parent in zip(nodes.tolist(), trees.flat_parents[nodes].tolist(), strict=True):
+        sequence = node // width
+        if parent == ends[sequence]:
+            ends[sequence] = node
+            paths[sequence].append(node - sequence * width)
+    lengths = [len(path) for path in paths]
+    longest = max(lengths, default=1)
+    padded = [path + [-1] * (longest - len(path)) for path in paths]
+    return Accepted(
+        paths=np.array(padded, dtype=np.int64).reshape(num_sequences, longest),
+        num_accepted_tokens=np.array(lengths, dtype=np.int64) - 1,
+        bonus_ids=sampled_ids.ravel()[np.array(ends, dtype=np.int64)],
+    )
 
 
 def accept_typical(trees: DraftTrees, sampled_ids: NDArray[np.int32], is_acceptable: NDArray[np.bool_]) -> Accepted:
@@ -141,10 +149,8 @@ def is_typical(
 
 def _drawn(trees: DraftTrees, sampled_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
     # Whether a node is the token that the target drew after its parent.
-    drawn: NDArray[np.bool_] = trees.parents >= 0
-    if trees.ancestors:
-        drawn &= sampled_ids.ravel()[trees.ancestors[0]].reshape(drawn.shape) == trees.token_ids
-    return drawn
+    drawn: NDArray[np.bool_] = sampled_ids.ravel()[trees.flat_parents].reshape(trees.parents.shape) == trees.token_ids
+    return np.logical_and(drawn, trees.parents >= 0, out=drawn)
 
 
 def _reached(trees: DraftTrees, is_acceptable: NDArray[np.bool_]) -> NDArray[np.bool_]:

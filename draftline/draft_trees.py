@@ -51,18 +51,23 @@ class DraftTrees:
         return _read_only(self._depths.max(axis=1, initial=0))
 
     @cached_property
+    def flat_parents(self) -> NDArray[np.int64]:
+        """The function of this name, of ``parents``: ``[B * N]``."""
+        return _read_only(flat_parents(self.parents))
+
+    @cached_property
     def ancestors(self) -> tuple[NDArray[np.int64], ...]:
         """Which node stands 1, 2, 4, ... places above each, numbered as ``flat_parents`` does, up to the deepest."""
-        above = [] if self._max_depth == 0 else [flat_parents(self.parents)]
+        above = [] if self._max_depth == 0 else [self.flat_parents]
         while 2 ** len(above) <= self._max_depth:
             above.append(above[-1][above[-1]])
-        return tuple(_read_only(nodes) for nodes in above)
+        return tuple(above)
 
     @cached_property
     def _depths(self) -> NDArray[np.int64]:
         if self.known_depths is not None:
             return self.known_depths
-        depths = _hops(flat_parents(self.parents)).reshape(self.parents.shape)
+        depths = _hops(self.flat_parents).reshape(self.parents.shape)
         depths[~self.is_node] = -1
         return _read_only(depths)
 
@@ -226,7 +231,7 @@ def _cumulative(trees: DraftTrees) -> NDArray[np.float32]:
     total = own
     # After i rounds the nodes down to depth i + 1 are final: roots have 0 and are their own parents.
     for _ in range(trees._max_depth - 1):
-        total = own + total[trees.ancestors[0]]
+        total = own + total[trees.flat_parents]
     return total.reshape(trees.parents.shape)
 
 

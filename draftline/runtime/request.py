@@ -54,7 +54,7 @@ class Metrics:
     speculation: SpeculationNumbers = NO_SPECULATION
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """What one step emitted for a request. The last one has a ``finish_reason`` and ``metrics``.
 
