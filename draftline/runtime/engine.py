@@ -56,7 +56,8 @@ class Engine:
         if speculation.sources:
             measures = speculation.shape.kind == "auto"
             cost = measure_cost_curve(session, self.limits) if measures else CostCurve([1], [1.0])
-            policy = SpeculationPolicy(speculation.shape, cost, len(speculation.sources))
+            is_free = not speculation.keeps_kv
+            policy = SpeculationPolicy(speculation.shape, cost, len(speculation.sources), is_free=is_free)
         self._core = EngineCore(session, self.limits, prefix_cache=prefix_cache, speculation=speculation, policy=policy)
         self._snapshot = self._core.statistics()
         self._wakeup = threading.Condition()

@@ -34,7 +34,9 @@ class SpeculationPolicy:
     anyway tell which candidates they would have been.
     """
 
-    def __init__(self, shape: TreeShape, cost: CostCurve, num_sources: int) -> None:
+    def __init__(self, shape: TreeShape, cost: CostCurve, num_sources: int, *, is_free: bool = False) -> None:
+        """``is_free``: no drafter runs a graph of its own, so nothing is saved by drafting less."""
+        self._is_free = is_free
         self.shape = shape
         self.cost = cost
         self.calibration = Calibration(num_sources)
@@ -63,7 +65,7 @@ class SpeculationPolicy:
         self._drafted = self._node_depths = self._rate_to_beat = None
         self._num_steps_unseen += 1
         self._depth = self.shape.max_depth
-        if self.shape.kind != "auto" or not self._supply.is_known:
+        if self.shape.kind != "auto" or self._is_free or not self._supply.is_known:
             return self._depth
         self._num_plans += 1
         self._learns = self._num_plans % (1 + num_sequences // _LEARNING_SEQUENCES) == 0

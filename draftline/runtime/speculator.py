@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +77,9 @@ class Speculator:
         # The bonus token is emitted as well, so a path is one token shorter than what is left to emit.
         num_left = np.array([s.request.max_tokens - s.num_output_tokens - 1 for s in decoding], dtype=np.int64)
         max_drafts = np.array([s.max_draft_tokens for s in decoding], dtype=np.int64)
-        max_depths = np.minimum(np.minimum(num_left, max_drafts), min(num_depths, self._shape.max_depth))
-        if policy is None or not max_depths.any():
+        max_depths = np.minimum(np.minimum(num_left, max_drafts), self._shape.max_depth)
+        asked = [drafter for drafter in self._drafters if drafter.is_free or num_depths > 0]
+        if policy is None or not asked or not max_depths.any():
             return roots_only(root_ids, 1), np.zeros(num_roots, dtype=np.int64)
         contexts = np.fromiter((s.num_committed for s in decoding), np.int64, num_roots)
         max_nodes = np.minimum(self._shape.max_nodes, max_drafts + 1)
@@ -87,7 +89,8 @@ class Speculator:
             chain_only = (room <= max_depths) & (room < max_nodes)
             max_nodes = np.where(chain_only, max_nodes, np.minimum(max_nodes, room))
         roots = Roots(decoding, seats_of(decoding), root_ids, contexts, max_depths, max_nodes, chain_only)
-        proposed = [drafter.propose(roots) for drafter in self._drafters]
+        planned = replace(roots, max_depths=np.minimum(max_depths, num_depths))
+        proposed = [drafter.propose(roots if drafter.is_free else planned) for drafter in asked]
         trees = proposed[0]
         if len(proposed) > 1:
             trees = keep_best(merge_trees(proposed), max_nodes, chain_only, max_depths)

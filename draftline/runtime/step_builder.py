@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,11 +141,14 @@ class StepBuilder:
         sequences = decoding + prefilling
         num_decoding, num_tree_rows = len(decoding), trees.num_rows
         seats = seats_of(sequences)
-        contexts = np.fromiter((sequence.num_committed for sequence in sequences), np.int32, len(sequences))
+        contexts = [sequence.num_committed for sequence in sequences]
+        context_lengths = np.array(contexts, dtype=np.int32)
         counts = [*trees.num_nodes.tolist(), *(sequence.num_scheduled for sequence in prefilling)]
-        starts = np.cumsum([0, *counts], dtype=np.int32)
+        starts = np.array([0, *accumulate(counts)], dtype=np.int32)
 
-        positions = np.add(contexts[:num_decoding, None], node_depths(trees), dtype=np.int32, casting="same_kind")
+        positions = np.add(
+            context_lengths[:num_decoding, None], node_depths(trees), dtype=np.int32, casting="same_kind"
+        )
         prompts = [(s.num_committed, s.num_committed + s.num_scheduled) for s in prefilling]
         input_ids = np.concatenate(
             [
@@ -159,14 +163,14 @@ class StepBuilder:
         is_done = [sequence.is_sampled for sequence in prefilling]
         last_rows = starts[num_decoding + 1 :][np.array(is_done, dtype=np.bool_)] - 1
         sample_rows = np.concatenate([np.arange(num_tree_rows, dtype=np.int32), last_rows])
-        sampled_seats = np.repeat(seats, [*counts[:num_decoding], *is_done])
+        sampled_seats = seats.repeat([*counts[:num_decoding], *is_done])
         temperature, top_k, top_p, numbers = self.sampling(sampled_seats, position_ids[sample_rows] + 1)
         batch = StepBatch(
             input_ids=input_ids,
             position_ids=position_ids,
             sequence_starts=starts,
-            context_lengths=contexts,
-            block_table=self.block_table(seats, int(contexts.max())),
+            context_lengths=context_lengths,
+            block_table=self.block_table(seats, max(contexts)),
             sample_rows=sample_rows,
             temperature=temperature,
             top_k=top_k,
@@ -200,13 +204,13 @@ class StepBuilder:
         """Say which rows of the step are kept, and where."""
         starts, num_decoding = step.batch.sequence_starts, len(step.trees.num_nodes)
         tree_rows = (starts[:num_decoding, None] + accepted.paths)[accepted.paths >= 0]
-        rows = np.concatenate([tree_rows, np.arange(starts[num_decoding], starts[-1])])
+        rows = np.concatenate([tree_rows, np.arange(step.trees.num_rows, len(step.batch.input_ids))])
         counts = starts[1:] - starts[:-1]
         counts[:num_decoding] = accepted.num_accepted_tokens + 1
         new_starts = np.zeros(len(starts), dtype=np.int64)
         counts.cumsum(out=new_starts[1:])
         positions = step.batch.position_ids[rows].astype(np.int64)
-        slots = self.slots(np.repeat(step.seats, counts), positions)
+        slots = self.slots(step.seats.repeat(counts), positions)
         sample_rows = rows[new_starts[1:] - 1]  # every row of a tree is sampled, in order
         next_sample = step.trees.num_rows
         for index, sequence in enumerate(step.prefilling, num_decoding):

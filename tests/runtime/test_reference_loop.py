@@ -69,12 +69,15 @@ def propose_choices(
 def propose_repetition(
     request: Request, text: Tokens[int], max_depth: int, shape: TreeShape, method: str
 ) -> list[list[int]]:
-    """What followed the latest earlier occurrence of the longest suffix of 4, 3 or 2 tokens."""
+    """What followed the latest earlier occurrence of the longest suffix of 4, 3 or 2 tokens, and what then follows."""
     text = list(text)
     for length in (4, 3, 2):
         for place in range(len(text) - 1, length - 1, -1):
             if text[place - length : place] == text[-length:]:
-                return [text[place : place + min(max_depth, shape.max_depth)]]
+                copied: list[int] = []
+                for index in range(place, place + min(max_depth, shape.max_depth)):
+                    copied.append((text + copied)[index])
+                return [copied]
     return []
 
 

@@ -45,9 +45,11 @@ class VerifiedStep:
 class Drafter(Protocol):
     """Keeps what it needs by seat; a sequence that returns after a preemption takes another seat and begins anew.
 
-    ``num_forwards``: forwards of a graph of its own so far.
+    ``is_free``: whether a draft costs no forward, so that it is made whatever the policy plans. ``num_forwards``: of a
+    graph of its own so far.
     """
 
+    is_free: bool
     num_forwards: int
 
     def join(self, sequence: Sequence) -> None:

@@ -41,6 +41,8 @@ class GraphDrafter:
     drafter.
     """
 
+    is_free = False
+
     def __init__(
         self,
         session: DraftSession,

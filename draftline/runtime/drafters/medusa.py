@@ -18,6 +18,7 @@ from draftline.tree_growth import grow_by_depth
 class MedusaDrafter:
     """Keeps the candidates of the row that drew each sequence's newest token."""
 
+    is_free = True
     num_forwards = 0
 
     def __init__(self, *, num_seats: int, shape: TreeShape, source: int) -> None:

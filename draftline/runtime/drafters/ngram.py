@@ -24,6 +24,7 @@ class NgramDrafter:
     The index of a sequence grows with its text, so a step costs the same at any length.
     """
 
+    is_free = True
     num_forwards = 0
 
     def __init__(self, *, num_seats: int, max_depth: int, source: int) -> None:
@@ -53,10 +54,10 @@ class NgramDrafter:
             start, matched = self._indices[sequence.seat].find(text)
             if matched == 0:
                 continue
-            copied = text[start : start + depth]
-            lengths[row] = copied.size
-            token_ids[row, : copied.size] = copied
-            log_probs[row, : copied.size] = _LOG_PROBABILITIES[matched]
+            # Where the text ends before the draft does, it goes on with the draft: the text repeats itself.
+            lengths[row] = depth
+            token_ids[row, :depth] = np.resize(text[start : start + depth], depth)
+            log_probs[row, :depth] = _LOG_PROBABILITIES[matched]
         return chain_trees(roots.token_ids, token_ids, log_probs, lengths, self._source)
 
     def observe(self, step: VerifiedStep) -> None:
