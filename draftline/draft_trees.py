@@ -255,7 +255,7 @@ def compact_trees(trees: DraftTrees, keep: Mask) -> DraftTrees:
     nodes = np.flatnonzero(keep)
     parents = trees.parents.ravel()[nodes]
     # The place before a root's is another sequence's; it is looked at, and -1 taken instead.
-    new_parents = new_ids.ravel()[np.repeat(np.arange(0, keep.size, keep.shape[1]), num_nodes) + parents]
+    new_parents = new_ids.ravel()[np.arange(0, keep.size, keep.shape[1]).repeat(num_nodes) + parents]
     np.copyto(new_parents, np.int32(-1), where=parents < 0)
 
     return DraftTrees(
