@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -30,20 +32,20 @@ def uniform(seed: ArrayLike, positions: ArrayLike) -> NDArray[np.float32]:
     >>> uniform(7, [0, 1]).tolist() == [float(uniform(7, 0)), float(uniform(7, 1))]
     True
     """
-    return draw(stream(seed), positions)
-
-
-def stream(seed: ArrayLike) -> NDArray[np.uint64]:
-    """Hash seeds to the starting states of their streams, of the same shape: what ``draw`` takes."""
-    return _mix(np.atleast_1d(np.asarray(seed, dtype=np.uint64)) + _GOLDEN).reshape(np.shape(seed))
-
-
-def draw(streams: NDArray[np.uint64], positions: ArrayLike) -> NDArray[np.float32]:
-    """Do what ``uniform`` does, of seeds whose ``stream`` is known: half of the work."""
+    seeds = np.atleast_1d(np.asarray(seed, dtype=np.uint64))
     counters = np.atleast_1d(np.asarray(positions, dtype=np.uint64))
-    bits = _mix(streams + (counters + np.uint64(1)) * _GOLDEN)
-    values = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-    return values.reshape(np.broadcast_shapes(streams.shape, np.shape(positions)))
+    return draw(stream(seeds), counters).reshape(np.broadcast_shapes(np.shape(seed), np.shape(positions)))
+
+
+def stream(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash seeds to the starting states of their streams, of the same shape (one dimension at least)."""
+    return _mix(seeds + _GOLDEN)
+
+
+def draw(streams: NDArray[np.uint64], positions: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    """Do what ``uniform`` does, of arrays, and of seeds whose ``stream`` is known: less than half of the work."""
+    bits = _mix(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def kept_probabilities(logits: ArrayLike, temperature: float, top_k: int, top_p: float) -> NDArray[np.float64]:

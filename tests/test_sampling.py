@@ -22,7 +22,10 @@ def test_uniform_depends_on_seed_and_position_only(seed: int, positions: list[in
     assert together.dtype == np.float32
     assert together.tolist() == [float(uniform(seed, position)) for position in positions]
     assert uniform(np.full(len(positions), seed, np.uint64), positions).tolist() == together.tolist()
-    assert draw(stream(np.full(len(positions), seed, np.uint64)), positions).tolist() == together.tolist()
+    assert (
+        draw(stream(np.full(len(positions), seed, np.uint64)), np.array(positions, np.int64)).tolist()
+        == together.tolist()
+    )
     assert np.all((together >= 0) & (together < 1))
     assert np.all(together * 2.0**24 == np.floor(together * 2.0**24))
 

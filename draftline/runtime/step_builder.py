@@ -83,7 +83,7 @@ class StepBuilder:
         self._temperature[seat] = sampling.temperature
         self._top_k[seat] = sampling.top_k
         self._top_p[seat] = sampling.top_p
-        self._streams[seat] = stream(sampling.seed)
+        self._streams[seat : seat + 1] = stream(np.array([sampling.seed], dtype=np.uint64))
 
     def leave_seat(self, sequence: Sequence) -> None:
         self._block_tables[sequence.seat] = -1
