@@ -18,26 +18,28 @@ from draftline.sessions.protocol import DraftBatch, DraftResult, Session, StepBa
 from draftline.speculation import TreeShape
 from draftline.tree_growth import needed_candidates
 
-_TARGET_MS, _HEAD_MS = 10.0, 0.3  # of a forward, so that speculation pays and caches are as cold as with an engine
+_TARGET_MS, _HEAD_MS = 10.0, 0.3  # of a forward that sleeps: speculation pays, and caches are cold behind it
 _VOCAB_SIZE = 32000
 _PROMPT_TOKENS = 64
 _HIT_WEIGHTS = (0.6, 0.2, 0.1, 0.05)  # how often the target's token is the drafter's first, second, ... candidate
 
 
 class Stopwatch:
-    """Seconds spent inside sessions."""
+    """Seconds spent inside sessions, which sleep or return at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sleeps: bool) -> None:
         self.seconds = 0.0
+        self._sleeps = sleeps
 
     def sleep_until(self, started: float, milliseconds: float) -> None:
-        """Count what passed since ``started``, which is at least so much."""
-        time.sleep(max(milliseconds / 1000 - (time.perf_counter() - started), 0.0))
+        """Count what passed since ``started``, which is at least so much where sessions sleep."""
+        if self._sleeps:
+            time.sleep(max(milliseconds / 1000 - (time.perf_counter() - started), 0.0))
         self.seconds += time.perf_counter() - started
 
 
 class StandInTarget:
-    """Draws a token that depends on the row's own token alone, after a sleep; there is no engine."""
+    """Draws a token that depends on the row's own token alone; there is no engine."""
 
     key_chunk = 0
 
@@ -92,10 +94,11 @@ def next_ids(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
     return ((token_ids.astype(np.int64) * 7919 + 104729) % _VOCAB_SIZE).astype(np.int32)
 
 
-def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int) -> list[float]:
+def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, sleeps: bool) -> list[float]:
     """Return the milliseconds of host work in each of ``num_steps`` steps that decode ``batch_size`` sequences.
 
-    The sessions are stand-ins, an EAGLE head's and its target's: all of the runtime runs, and no engine.
+    The sessions are stand-ins, an EAGLE head's and its target's: all of the runtime runs, and no engine. Where they
+    return at once, ``auto`` trees find that drafting does not pay.
     """
     max_seq_len = _PROMPT_TOKENS + (num_steps + 2) * (shape.max_depth + 1)
     limits = EngineLimits(
@@ -105,7 +108,7 @@ def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int) 
         block_size=16,
         max_blocks=batch_size * (max_seq_len // 16 + 2),
     )
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(sleeps=sleeps)
     target: Session = StandInTarget(stopwatch)
     source = DraftSource("eagle3", StandInHead(stopwatch, needed_candidates(shape)))
     policy = SpeculationPolicy(shape, CostCurve([1, 1024], [_TARGET_MS, _TARGET_MS]), 1)

@@ -10,7 +10,7 @@ import pytest
 
 from draftline.bench.host_overhead import measure_host_overhead
 from draftline.bench.report import write_report, write_table
-from draftline.bench.speculation import HOST_SHAPES, Settings, describe_acceptance, main, run_speculation_bench
+from draftline.bench.speculation import HOST_CASES, Settings, describe_acceptance, main, run_speculation_bench
 from draftline.config import Pipeline
 from draftline.errors import DraftlineError
 from draftline.runtime.speculation_numbers import SpeculationNumbers
@@ -41,7 +41,7 @@ def test_measures_both_systems_acceptance_and_the_host(tmp_path: Path, monkeypat
     assert [(one.system, one.workload) for one in report.measurements[:4]] == [
         (system, f"decode, batch {size}") for size in (1, 3) for system in ("plain", "speculating")
     ]
-    assert len(report.measurements) == 4 + len(HOST_SHAPES)
+    assert len(report.measurements) == 4 + len(HOST_CASES)
     assert [(ratio.system, ratio.reference, ratio.goal) for ratio in report.ratios] == [
         ("speculating", "plain", 0.97)
     ] * 2
@@ -72,7 +72,7 @@ def test_an_engine_too_small_for_a_batch_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["dynamic", "chain"])
 def test_host_overhead_leaves_the_sessions_out(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftline.bench.host_overhead._TARGET_MS", 100.0)
-    milliseconds = measure_host_overhead(TreeShape(kind, 6, 3, 2), batch_size=2, num_steps=3)
+    milliseconds = measure_host_overhead(TreeShape(kind, 6, 3, 2), batch_size=2, num_steps=3, sleeps=kind != "chain")
     assert len(milliseconds) == 3
     assert 0.0 < min(milliseconds) < 100.0
 
