@@ -113,47 +113,29 @@ class Sequence:
         if num_new:
             self.last_token_time_ns = time.time_ns()
             self.first_token_time_ns = self.first_token_time_ns or self.last_token_time_ns
-        num_drafted = min(num_accepted_tokens or 0, num_new)
-        if stream is None:
-            return self._output(token_ids, None, finish_reason, num_accepted_tokens=num_drafted)
-        text = "".join(pieces)
-        if finish_reason is not None:
-            held = stream.finish()
-            text += held
+        text = None
+        if stream is not None:
+            held = "" if finish_reason is None else stream.finish()
+            text = "".join([*pieces, held])
             if pieces:
                 pieces[-1] += held
-        return self._output(token_ids, text, finish_reason, num_accepted_tokens=num_drafted, pieces=tuple(pieces))
-
-    def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:
-        """Finish without a further token; text that is held back is dropped."""
-        return self._output((), None if self.request.text_stream is None else "", finish_reason, error)
-
-    def _output(
-        self,
-        token_ids: tuple[int, ...],
-        text: str | None,
-        finish_reason: FinishReason | None,
-        error: str | None = None,
-        *,
-        num_accepted_tokens: int = 0,
-        pieces: tuple[str, ...] | None = None,
-    ) -> Output:
-        metrics = None
-        if finish_reason is not None:
-            self.is_finished = True
-            metrics = self._metrics()
         return Output(
-            self.request.request_id,
+            request.request_id,
             token_ids,
             text,
             finish_reason,
-            error,
-            metrics,
-            num_accepted_tokens,
-            pieces,
+            metrics=None if finish_reason is None else self._finish(),
+            num_accepted_tokens=min(num_accepted_tokens or 0, num_new),
+            pieces=None if stream is None else tuple(pieces),
         )
 
-    def _metrics(self) -> Metrics:
+    def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:
+        """Finish without a further token; text that is held back is dropped."""
+        text = None if self.request.text_stream is None else ""
+        return Output(self.request.request_id, (), text, finish_reason, error, self._finish())
+
+    def _finish(self) -> Metrics:
+        self.is_finished = True
         return Metrics(
             num_input_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
