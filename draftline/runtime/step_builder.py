@@ -184,7 +184,8 @@ class StepBuilder:
 
     def _packed_mask(self, trees: DraftTrees, counts: list[int]) -> NDArray[np.int32] | None:
         """Return the mask of a step in which some tree branches; chains and prompts are causal without one."""
-        if np.array_equal(trees.tree_depths + 1, trees.num_nodes):
+        # A tree has a node on each level at least, and no more where it is a chain.
+        if int(trees.tree_depths.sum()) + len(trees.num_nodes) == trees.num_rows:
             return None
         num_words = -(-max(counts) // 32)
         of_trees = trees.pack(packed_masks(trees))[:, :num_words]
