@@ -33,9 +33,10 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.5}, "temperature: must be finite and >= 0; got -0.5"),
     ({"top_p": 2.0}, "top_p: must be <= 1; got 2.0"),
     ({"beam_width": 4}, "beam_width: is not supported by this version; got 4"),
-    ({"repetition_penalty": 1.3}, "repetition_penalty: is not supported"),
-    ({"bad_words": ["no"]}, "bad_words: is not supported"),
-    ({"return_log_probs": True}, "return_log_probs: is not supported"),
+    ({"repetition_penalty": -1.0}, "repetition_penalty: must lie in 0.001..1000; got -1.0"),
+    ({"min_tokens": 6}, "min_tokens: must lie in 0..max_tokens = 5; got 6"),
+    ({"max_draft_tokens": -1}, "max_draft_tokens: must be at least 0; got -1"),
+    ({"return_context_logits": True}, "return_context_logits: is not supported"),
     ({"guided_decoding_guide": "{}"}, "guided_decoding_guide: is not supported"),
 ]
 
