@@ -196,7 +196,12 @@ def _build_request(model: str, request_id: str, inputs: Inputs) -> Any:
         if values is None:
             continue
         tensor = request.inputs.add(name=name, datatype=datatype, shape=[1, len(values)])
-        getattr(tensor.contents, _CONTENTS[datatype]).extend(values)
+        contents = getattr(tensor.contents, _CONTENTS[datatype])
+        try:
+            contents.extend(values)
+        except ValueError:
+            got = ", ".join(map(str, values))
+            raise RequestError(name, f"is a number that {datatype} holds", got, "send one in its range") from None
     return request
 
 
