@@ -60,7 +60,7 @@ RULES = (
         ("draft.checkpoint", "draft.method"),
         lambda checkpoint, method: (checkpoint is None) == (method == "ngram"),
         "is given, except with method ngram, which has no weights",
-        "add the draft's checkpoint, or remove it from a {1} draft that needs none",
+        "add the draft's checkpoint, or remove it from an ngram draft",
     ),
     Rule(
         ("draft.method", "draft.earlier_methods"),
@@ -96,7 +96,7 @@ RULES = (
         ("tree.choices", "tree.kind"),
         lambda choices, kind: (choices is not None) == (kind == "static"),
         "is given with kind static, and only there",
-        "remove tree.choices from a tree of kind {1} that grows by itself, or add them to a static one",
+        "remove tree.choices from a tree that grows by itself, or add them to a static one",
     ),
     Rule(
         ("tree.choices",),
