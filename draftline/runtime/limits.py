@@ -16,7 +16,7 @@ _MIN_TEMPERATURE = 1e-4  # below it, logits / temperature loses its meaning in f
 # Bounds that keep every edited logit far from BANNED and finite in float32, also divided by the least temperature.
 _MAX_REPETITION = 1e3
 _MAX_PENALTY = 1e3
-_MAX_BIAS = 1e9
+MAX_BIAS = 1e9
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def _check_logit_rules(request: Request, vocab_size: int) -> None:
         _check_token_ids("bad_words", word, vocab_size)
     _check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], vocab_size)
     for token_id, bias in sampling.logit_bias:
-        if not abs(bias) <= _MAX_BIAS:
+        if not abs(bias) <= MAX_BIAS:
             raise RequestError(
                 "logit_bias",
-                f"must lie in {-_MAX_BIAS:g}..{_MAX_BIAS:g}",
+                f"must lie in {-MAX_BIAS:g}..{MAX_BIAS:g}",
                 f"{bias} for token {token_id}",
                 "use e.g. 5; to ban a token, make it a bad word",
             )

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from draftline.errors import RequestError
+from draftline.runtime.limits import MAX_BIAS
 from draftline.runtime.request import SamplingParameters
 from draftline.triton.preprocessing import read_word_list
 from draftline.triton.tensors import Arrays, read_either, read_scalar
@@ -78,7 +79,8 @@ def _read_bias(arrays: Arrays, row: int, vocab_size: int) -> tuple[tuple[int, fl
             "use the model's tokenizer",
         )
     bias = biases[row]
-    if not np.all(np.isfinite(bias)):
-        value = float(bias[~np.isfinite(bias)][0])
-        raise RequestError("embedding_bias", "must be finite", value, "send bad_words to ban a token")
+    outside = bias[~(np.abs(bias) <= MAX_BIAS)]
+    if outside.size:
+        rule = f"must lie in {-MAX_BIAS:g}..{MAX_BIAS:g}"
+        raise RequestError("embedding_bias", rule, float(outside[0]), "send bad_words to ban a token")
     return tuple((int(token), float(bias[token])) for token in np.flatnonzero(bias))

@@ -106,7 +106,9 @@ def test_speculation_is_the_servers_choice_unless_given(model, given, expected) 
         ({"min_tokens": 1, "min_length": 2}, "^min_length: is the old spelling of min_tokens"),
         ({"bad_words_list": np.array([[[5, 6], [2, 1]]])}, "^bad_words_list: offsets must rise"),
         ({"embedding_bias": np.zeros((1, NUM_TOKENS + 1), np.float32)}, "^embedding_bias: must hold at most"),
-        ({"embedding_bias": np.array([[0.0, np.inf]], np.float32)}, "^embedding_bias: must be finite; got inf"),
+        ({"embedding_bias": np.array([[0.0, np.inf]], np.float32)}, r"^embedding_bias: must lie in .*1e\+09; got inf"),
+        ({"embedding_bias": np.array([[np.nan]], np.float32)}, r"^embedding_bias: must lie in .*1e\+09; got nan"),
+        ({"embedding_bias": np.array([[-1e10]], np.float32)}, r"^embedding_bias: must lie in .*1e\+09; got -1"),
     ],
 )
 def test_bad_inputs_are_refused_by_name(model, inputs, message) -> None:
