@@ -69,9 +69,9 @@ def test_without_a_server_the_error_names_the_address() -> None:
     ("option", "value", "datatype"), [("seed", -1, "UINT64"), ("max_draft_tokens", 2**31, "INT32")]
 )
 def test_numbers_that_no_input_holds_are_refused_here(option, value, datatype) -> None:
-    with Client("127.0.0.1:1") as client:
-        with pytest.raises(RequestError, match=rf"^{option}: is a number that {datatype} holds; got {value}; "):
-            client.generate("hello", max_tokens=1, **{option: value})
+    message = rf"^{option}: is a number that {datatype} holds; got {value}; "
+    with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match=message):
+        client.generate("hello", max_tokens=1, **{option: value})
 
 
 def test_a_timeout_ends_the_request_in_the_engine_too(server, client) -> None:
