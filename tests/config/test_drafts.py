@@ -148,7 +148,7 @@ def test_choices_beside_another_kind(tmp_path: Path) -> None:
 
 def test_a_static_tree_without_choices_is_told_to_add_them(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, MINIMAL + "draft: {method: medusa, checkpoint: heads}\n", "tree.kind=static")
-    assert line.endswith("got nothing; remove tree.choices from a tree that grows by itself, or add them to a static one")
+    assert line.endswith("; remove tree.choices from a tree that grows by itself, or add them to a static one")
 
 
 def test_typical_acceptance_has_the_thresholds_of_its_paper(tmp_path: Path) -> None:
