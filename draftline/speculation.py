@@ -41,3 +41,6 @@ class Acceptance:
     rule: AcceptanceRule = "exact"
     epsilon: float = 0.09
     alpha: float = 0.3
+
+
+EXACT = Acceptance()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.errors import ArtifactError
-from draftline.speculation import Acceptance, TreeShape
+from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
 FORMAT_VERSION = 3  # of the graphs' inputs and outputs and of this file
@@ -19,7 +19,6 @@ _AGAIN = "build the engine again"
 
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
 METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
-EXACT = Acceptance()
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.graphs.target import EMBEDDING, LM_HEAD, build_target_graph
 from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.sessions.draft_builder import DraftSource, describe_drafts, target_taps
-from draftline.sessions.engine_config import EXACT, MODEL_FILE, EngineConfig, draft_model_file, write_engine_config
+from draftline.sessions.engine_config import MODEL_FILE, EngineConfig, draft_model_file, write_engine_config
 from draftline.sessions.engine_weights import CHECKPOINT_FILE, read_engine_weights, rotary_entries
-from draftline.speculation import Acceptance, TreeShape
+from draftline.speculation import EXACT, Acceptance, TreeShape
 
 __all__ = ["CHECKPOINT_FILE", "MODEL_FILE", "WEIGHTS_FILE", "DraftSource", "build_engine"]
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from draftline.checkpoints.convert import convert_checkpoint
 from draftline.checkpoints.drafts import convert_head
 from draftline.checkpoints.trtllm import load_checkpoint_config
-from draftline.sessions.engine_config import EXACT, DraftMethod, load_engine_config
+from draftline.sessions.engine_config import DraftMethod, load_engine_config
 from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
-from draftline.speculation import Acceptance, TreeShape
+from draftline.speculation import EXACT, Acceptance, TreeShape
 from draftline.tree import build_tree_mask, chain_parents, pack_mask, position_offsets
 
 

@@ -11,9 +11,8 @@ from draftline.runtime.drafters.ngram import NgramDrafter
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.step_builder import StepBuilder
 from draftline.sessions.protocol import DraftSession
-from draftline.speculation import Acceptance, TreeShape
+from draftline.speculation import EXACT, Acceptance, TreeShape
 
-EXACT = Acceptance()
 _HEADS = frozenset({"eagle1", "eagle2", "eagle3"})
 _NO_LIMIT = 2**31
 
