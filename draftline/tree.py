@@ -105,3 +105,18 @@ def unpack_mask(packed_mask: NDArray[np.int32], num_columns: int) -> NDArray[np.
     """
     octets = np.ascontiguousarray(packed_mask, dtype="<i4").view(np.uint8)
     return np.unpackbits(octets, axis=1, count=num_columns, bitorder="little").astype(np.bool_)
+
+
+def causal_mask(sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Build the packed mask of sequences whose in-step rows are chains.
+
+    Shapes: ``sequence_starts [B + 1]`` -> ``[T, W] int32``: row i of a sequence may attend to its first i + 1 rows.
+
+    >>> causal_mask(np.array([0, 3, 4], np.int32)).tolist()
+    [[1], [3], [7], [1]]
+    """
+    lengths = np.diff(sequence_starts)
+    in_step = np.arange(sequence_starts[-1]) - np.repeat(sequence_starts[:-1], lengths)
+    first_bits = np.arange(0, int(lengths.max()), 32)
+    num_bits = np.clip(in_step[:, None] + 1 - first_bits, 0, 32).astype(np.int64)
+    return ((1 << num_bits) - 1).astype(np.uint32).view(np.int32)

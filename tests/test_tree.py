@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 import draftline.tree
 from draftline.errors import DraftlineError
-from draftline.tree import build_tree_mask, chain_parents, leaf_paths, pack_mask, position_offsets, unpack_mask
+from draftline.tree import (
+    build_tree_mask,
+    causal_mask,
+    chain_parents,
+    leaf_paths,
+    pack_mask,
+    position_offsets,
+    unpack_mask,
+)
 
 
 @st.composite
@@ -71,3 +79,14 @@ def test_leaf_paths_run_from_the_root_to_every_leaf(parents: list[int]) -> None:
         assert nodes + [-1] * (len(path) - len(nodes)) == path
         assert (nodes[0], nodes[-1]) == (0, leaf)
         assert [parents[node] for node in nodes] == [-1, *nodes[:-1]]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=5))
+def test_a_causal_mask_is_a_triangle_per_sequence(lengths: list[int]) -> None:
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    packed = causal_mask(starts)
+    assert packed.dtype == np.int32
+    assert packed.shape == (sum(lengths), -(-max(lengths) // 32))
+    mask = unpack_mask(packed, max(lengths))
+    for first, length in zip(starts, lengths, strict=False):
+        np.testing.assert_array_equal(mask[first : first + length], np.tri(length, max(lengths), dtype=bool))

@@ -17,7 +17,7 @@ from draftline.runtime.limits import EngineLimits
 from draftline.runtime.sequence import Sequence
 from draftline.sampling import draw, stream
 from draftline.sessions.protocol import StepBatch
-from draftline.tree import pack_mask
+from draftline.tree import causal_mask
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class StepBuilder:
         self._top_k = np.zeros(num_seats, dtype=np.int32)
         self._top_p = np.ones(num_seats, dtype=np.float32)
         self._streams = np.zeros(num_seats, dtype=np.uint64)
-        self._causal_mask = pack_mask(np.tri(limits.max_num_tokens, dtype=np.bool_))
 
     def take_seat(self, sequence: Sequence) -> None:
         """Give a sequence a row for its block table and sampling parameters."""
@@ -176,30 +175,11 @@ class StepBuilder:
             top_k=top_k,
             top_p=top_p,
             uniform=numbers,
-            packed_mask=self._packed_mask(trees, counts),
+            packed_mask=_packed_mask(trees, counts),
             edits=_edits(decoding, trees, [s for s, done in zip(prefilling, is_done, strict=True) if done]),
             wants_logits=wants_logits,
         )
         return Step(sequences, trees, batch, seats)
-
-    def _packed_mask(self, trees: DraftTrees, counts: list[int]) -> NDArray[np.int32] | None:
-        """Return the mask of a step in which some tree branches; chains and prompts are causal without one."""
-        # A tree has a node on each level at least, and no more where it is a chain.
-        if int(trees.tree_depths.sum()) + len(trees.num_nodes) == trees.num_rows:
-            return None
-        num_words = -(-max(counts) // 32)
-        of_trees = trees.pack(packed_masks(trees))[:, :num_words]
-        prompts = counts[len(trees.num_nodes) :]
-        if not prompts:
-            return of_trees
-        mask = np.zeros((len(of_trees) + sum(prompts), num_words), dtype=np.int32)
-        mask[: len(of_trees), : of_trees.shape[1]] = of_trees
-        row = len(of_trees)
-        for count in prompts:
-            words = -(-count // 32)
-            mask[row : row + count, :words] = self._causal_mask[:count, :words]
-            row += count
-        return mask
 
     def committed_rows(self, step: Step, accepted: Accepted) -> CommittedRows:
         """Say which rows of the step are kept, and where."""
@@ -218,6 +198,23 @@ class StepBuilder:
             sample_rows[index] = next_sample if sequence.is_sampled else -1
             next_sample += sequence.is_sampled
         return CommittedRows(new_starts, rows, positions, slots, sample_rows)
+
+
+def _packed_mask(trees: DraftTrees, counts: list[int]) -> NDArray[np.int32] | None:
+    """Return the mask of a step in which some tree branches; chains and prompts are causal without one."""
+    # A tree has a node on each level at least, and no more where it is a chain.
+    if int(trees.tree_depths.sum()) + len(trees.num_nodes) == trees.num_rows:
+        return None
+    num_words = -(-max(counts) // 32)
+    of_trees = trees.pack(packed_masks(trees))[:, :num_words]
+    prompts = counts[len(trees.num_nodes) :]
+    if not prompts:
+        return of_trees
+    mask = np.zeros((len(of_trees) + sum(prompts), num_words), dtype=np.int32)
+    mask[: len(of_trees), : of_trees.shape[1]] = of_trees
+    of_prompts = causal_mask(np.array([0, *accumulate(prompts)], dtype=np.int32))
+    mask[len(of_trees) :, : of_prompts.shape[1]] = of_prompts
+    return mask
 
 
 def _edits(decoding: list[Sequence], trees: DraftTrees, drawing: list[Sequence]) -> LogitEdits | None:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from draftline.sessions.batch_split import KEY_CHUNK, Part, StepCost, fit_columns, split_batch
 from draftline.sessions.engine_config import EngineConfig, draft_model_file
-from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph, causal_mask
+from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import DraftBatch, DraftResult, StepBatch
+from draftline.tree import causal_mask
 
 
 class OnnxRuntimeDraftSession:

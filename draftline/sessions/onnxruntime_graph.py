@@ -85,18 +85,3 @@ class OnnxRuntimeGraph:
 
     def close(self) -> None:
         del self._binding, self._pool_values, self._session
-
-
-def causal_mask(sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Build the packed mask of sequences whose in-step rows are chains.
-
-    Shapes: ``sequence_starts [B + 1]`` -> ``[T, W] int32``: row i of a sequence may attend to its first i + 1 rows.
-
-    >>> causal_mask(np.array([0, 3, 4], np.int32)).tolist()
-    [[1], [3], [7], [1]]
-    """
-    lengths = np.diff(sequence_starts)
-    in_step = np.arange(sequence_starts[-1]) - np.repeat(sequence_starts[:-1], lengths)
-    first_bits = np.arange(0, int(lengths.max()), 32)
-    num_bits = np.clip(in_step[:, None] + 1 - first_bits, 0, 32).astype(np.int64)
-    return ((1 << num_bits) - 1).astype(np.uint32).view(np.int32)

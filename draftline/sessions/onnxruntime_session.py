@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from draftline.logit_edits import NO_EDITS, LogitEdits
 from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
 from draftline.sessions.engine_config import METHODS_WITH_SESSIONS, MODEL_FILE, EngineConfig
-from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph, causal_mask
+from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph
 from draftline.sessions.protocol import StepBatch, StepResult
+from draftline.tree import causal_mask
 
 
 class OnnxRuntimeSession:
