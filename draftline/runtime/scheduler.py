@@ -42,9 +42,8 @@ class Scheduler:
 
     @property
     def has_prefill(self) -> bool:
-        """Whether some prompt is in the middle, or waits and may find a seat."""
-        may_join = bool(self.waiting) and len(self.running) < self.limits.max_batch_size
-        return may_join or bool(self.running and self.running[-1].num_pending > 1)
+        """Whether some prompt is in the middle, or waits and may find a seat and blocks."""
+        return self._may_admit or bool(self.running and self.running[-1].num_pending > 1)
 
     def schedule_decode(self) -> list[Sequence]:
         """Schedule the root of every sequence that decodes; a slot is found for each, if need be by preemption."""
@@ -134,11 +133,15 @@ class Scheduler:
         scheduled.append(sequence)
         return sequence.num_scheduled
 
+    @property
+    def _may_admit(self) -> bool:
+        """Whether somebody waits, and has a seat, and did not fail to fit since blocks were last released."""
+        has_seat = bool(self.waiting) and len(self.running) < self.limits.max_batch_size
+        return has_seat and self._blocked_at_release != self.pool.num_releases
+
     def _admit_next(self) -> bool:
         """Let the head of the waiting ones run if all its tokens fit, beside one more block for each running one."""
-        if not self.waiting or len(self.running) == self.limits.max_batch_size:
-            return False
-        if self._blocked_at_release == self.pool.num_releases:
+        if not self._may_admit:
             return False
         sequence, block_size = self.waiting[0], self.limits.block_size
         # The last token is always computed again: its row is the one the next token is drawn from.

@@ -237,6 +237,20 @@ def test_requests_choose_how_much_to_speculate() -> None:
     assert lengths == {"off": 1.0, "two": 3.0, "all": pytest.approx(13 / 3, abs=0.4)}
 
 
+def test_who_waits_for_blocks_takes_no_rows_from_trees() -> None:
+    bench = Bench("eagle3", DYNAMIC, max_num_tokens=16, max_blocks=12)
+    bench.add(make_request("runs", [1] * 20, 24))
+    bench.add(make_request("waits", [2] * 30, 8))
+    num_nodes = []
+    while not bench.outputs["runs"] or bench.outputs["runs"][-1].finish_reason is None:
+        bench.step()
+        if bench.outputs["runs"] and bench.session.last is not None:
+            num_nodes.append(len(bench.session.last.input_ids))
+    assert max(num_nodes[2:]) == DYNAMIC.max_nodes  # not 8, half of the rows
+    bench.run()
+    assert bench.tokens("waits") == answer(make_request("waits", [2] * 30, 8), VOCAB_SIZE)
+
+
 def test_ten_thousand_events_lose_no_block() -> None:
     """Submits, steps and cancels at random, on too few blocks: everybody gets the plain text, and no block is lost."""
     random = Random(5)
