@@ -8,8 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.choices import build_static_tree
-from draftline.draft_trees import DraftTrees, best_nodes, compact_trees, first_children
+from draftline.draft_trees import DraftTrees
 from draftline.speculation import TreeShape
+from draftline.tree_pruning import best_nodes, compact_trees, first_children
+
+
+_CERTAIN, _IMPOSSIBLE = np.float32(0.0), np.float32(-np.inf)
 
 
 class TreeGrowth:
@@ -49,7 +53,7 @@ class TreeGrowth:
             self._last_depth = min(self._last_depth, len(self._planned))
         num_sequences = root_ids.shape[0]
         self._sequences = np.arange(num_sequences)[:, None]
-        roots = np.zeros((num_sequences, 1), dtype=np.int64)
+        self._rows = roots = np.zeros((num_sequences, 1), dtype=np.int64)
         # The pool, depth by depth; a node's parent is a column of all of them side by side.
         self._parents, self._token_ids = [roots - 1], [root_ids[:, None]]
         self._log_probs = [np.zeros((num_sequences, 1), dtype=np.float32)]
@@ -80,7 +84,7 @@ class TreeGrowth:
     def _expand_best(self, token_ids: NDArray[np.int32], log_probs: NDArray[np.float32]) -> None:
         num_sequences, _, num_candidates = token_ids.shape
         flat = (num_sequences, -1)
-        own = np.minimum(log_probs, np.float32(0.0))
+        own = np.minimum(log_probs, _CERTAIN)
         cumulative = (self._frontier_cumulative[:, :, None] + own).reshape(flat)
         tokens = token_ids.reshape(flat)
         self._append(np.repeat(self._frontier_columns, num_candidates, axis=1), tokens, own.reshape(flat), cumulative)
@@ -99,17 +103,20 @@ class TreeGrowth:
         token_ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        is_offered = ranks < token_ids.shape[2]
-        ranks = np.where(is_offered, ranks, 0)
-        own = np.where(is_offered, np.minimum(log_probs[:, places, ranks], np.float32(0.0)), np.float32(-np.inf))
+        num_candidates = token_ids.shape[2]
+        columns = places * num_candidates + ranks
+        is_offered = ranks < num_candidates
+        if not is_offered.all():
+            columns = np.where(is_offered, columns, 0)
+        flat = (len(token_ids), -1)
+        tokens, own = token_ids.reshape(flat)[:, columns], np.minimum(log_probs.reshape(flat)[:, columns], _CERTAIN)
+        if not is_offered.all():
+            own = np.where(is_offered, own, _IMPOSSIBLE)
         cumulative = self._frontier_cumulative[:, places] + own
-        tokens = token_ids[:, places, ranks]
         self._append(self._frontier_columns[:, places], tokens, own, cumulative)
         self._frontier_cumulative = cumulative[:, next_nodes]
-        columns = next_nodes + (self._num_columns - len(places))
-        self._frontier_columns = np.broadcast_to(columns, (len(tokens), len(columns)))
-        self.frontier_ids = tokens[:, next_nodes]
-        self.frontier_parents = np.broadcast_to(places[next_nodes], self.frontier_ids.shape)
+        self._frontier_columns = (self._rows + next_nodes) + (self._num_columns - len(places))
+        self.frontier_ids, self.frontier_parents = tokens[:, next_nodes], self._rows + places[next_nodes]
 
     def _append(
         self,
@@ -125,18 +132,19 @@ class TreeGrowth:
         self._num_columns += token_ids.shape[1]
 
     def finish(self, max_nodes: NDArray[np.int64], chain_only: NDArray[np.bool_]) -> DraftTrees:
-        """Choose the trees that are verified, by the same rule as ``draftline.draft_trees.keep_best``.
+        """Choose the trees that are verified, by the same rule as ``draftline.tree_pruning.keep_best``.
 
         Shapes: ``max_nodes [B]`` >= 1, the root included; ``chain_only [B]``: no node beside the path of most probable
         children.
         """
         cumulative = np.concatenate(self._cumulative, axis=1)
-        depths = np.repeat(np.arange(len(self._cumulative)), [part.shape[1] for part in self._cumulative])
-        cumulative[depths > self._max_depths[:, None]] = -np.inf
-        parents = np.concatenate(self._parents, axis=1).astype(np.int32)
+        depths = _depths_of(tuple(part.shape[1] for part in self._cumulative))
+        if self._max_depths.min(initial=self._last_depth) < self._last_depth:
+            cumulative[depths > self._max_depths[:, None]] = -np.inf
+        parents = np.concatenate(self._parents, axis=1, dtype=np.int32, casting="same_kind")
         log_probs = np.concatenate(self._log_probs, axis=1)
         if chain_only.any():
-            path = first_children(parents, np.where(cumulative > -np.inf, log_probs, np.float32(-np.inf)))
+            path = first_children(parents, np.where(cumulative > -np.inf, log_probs, _IMPOSSIBLE))
             cumulative[~path & chain_only[:, None]] = -np.inf
         all_depths = np.broadcast_to(depths, parents.shape)
         pool = DraftTrees(
@@ -186,6 +194,12 @@ def needed_candidates(shape: TreeShape) -> int:
     if shape.kind == "static":
         return 1 + max(max(path) for path in shape.choices)
     return shape.top_k
+
+
+@lru_cache(maxsize=64)
+def _depths_of(widths: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the depth of each column of a pool with so many columns per depth."""
+    return np.repeat(np.arange(len(widths)), widths)
 
 
 _Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]

@@ -9,20 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftline.draft_trees
-from draftline.draft_trees import (
-    DraftTrees,
-    best_nodes,
-    chain_trees,
-    cumulative_log_probs,
-    empty_trees,
-    keep_best,
-    keep_nodes,
-    merge_trees,
-    node_depths,
-    packed_masks,
-    roots_only,
-)
+from draftline.draft_trees import DraftTrees, chain_trees, empty_trees, node_depths, packed_masks, roots_only
 from draftline.tree import build_tree_mask, pack_mask, position_offsets
+from draftline.tree_pruning import best_nodes, cumulative_log_probs, keep_best, keep_nodes, merge_trees
 
 Path = tuple[int, ...]  # tokens from the root, which is ()
 

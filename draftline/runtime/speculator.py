@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.acceptance import Accepted
-from draftline.draft_trees import DraftTrees, keep_best, keep_nodes, merge_trees, node_depths, roots_only
+from draftline.draft_trees import DraftTrees, node_depths, roots_only
 from draftline.runtime.drafters.drafter import Drafter, Roots, VerifiedStep
 from draftline.runtime.selection import SpeculationPolicy
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import seats_of
 from draftline.speculation import TreeShape
+from draftline.tree_pruning import keep_best, keep_nodes, merge_trees
 
 
 class Speculator:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.draft_trees import DraftTrees, keep_nodes, roots_only
+from draftline.draft_trees import DraftTrees, roots_only
 from draftline.runtime.selection import SpeculationPolicy
+from draftline.tree_pruning import keep_nodes
 
 
 @dataclass

@@ -7,12 +7,13 @@ import tracemalloc
 
 import numpy as np
 
-from draftline.draft_trees import chain_trees, merge_trees
+from draftline.draft_trees import chain_trees
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.request import Output, Request
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.step_builder import StepBuilder
 from draftline.tree import build_tree_mask, unpack_mask
+from draftline.tree_pruning import merge_trees
 
 
 def ignore(output: Output) -> None:
