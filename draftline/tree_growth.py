@@ -12,7 +12,6 @@ from draftline.draft_trees import DraftTrees
 from draftline.speculation import TreeShape
 from draftline.tree_pruning import best_nodes, compact_trees, first_children
 
-
 _CERTAIN, _IMPOSSIBLE = np.float32(0.0), np.float32(-np.inf)
 
 
