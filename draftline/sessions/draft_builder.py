@@ -134,17 +134,10 @@ def _describe_model(
         head_size=model.head_size,
         num_parameters=count_parameters(model),
     )
-    weights = read_engine_weights(
-        checkpoint,
-        model.dtype,
-        weights_dtype,
-        outer=(EMBEDDING, LM_HEAD),
-        first=rotary_entries(
-            model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
-        ),
-        file=f"draft-{index}.safetensors",
-        linked_file=f"draft-{index}-{CHECKPOINT_FILE}",
+    first = rotary_entries(
+        model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
     )
+    weights = _read_weights(index, checkpoint, model.dtype, weights_dtype, (EMBEDDING, LM_HEAD), first)
     return DraftParts(config, weights, model=model)
 
 
@@ -184,16 +177,17 @@ def _describe_head(
             head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
         )
         outer = (eagle.EMBEDDING, eagle.LM_HEAD)
-    weights = read_engine_weights(
-        checkpoint,
-        head.dtype,
-        weights_dtype,
-        outer=outer,
-        first=first,
-        file=f"draft-{index}.safetensors",
-        linked_file=f"draft-{index}-{CHECKPOINT_FILE}",
-    )
+    weights = _read_weights(index, checkpoint, head.dtype, weights_dtype, outer, first)
     return DraftParts(config, weights, head=head)
+
+
+def _read_weights(
+    index: int, checkpoint: Path, dtype: str, weights_dtype: str, outer: tuple[str, ...], first: tuple[TensorEntry, ...]
+) -> EngineWeights:
+    file, linked_file = f"draft-{index}.safetensors", f"draft-{index}-{CHECKPOINT_FILE}"
+    return read_engine_weights(
+        checkpoint, dtype, weights_dtype, outer=outer, first=first, file=file, linked_file=linked_file
+    )
 
 
 def _count_head_parameters(head: HeadConfig) -> int:
