@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, TypeGuard, get_args
@@ -56,6 +57,16 @@ def choices_size(choices: object) -> TreeSize | None:
         return None
     size = TreeSize(len(choices) + 1, max(map(len, choices)), max(map(max, choices)) + 1)
     return size if size.within(LARGEST) else None
+
+
+def show_wrong_choices(choices: Sequence[object]) -> str:
+    """Show the first entry that is no path within ``LARGEST``; where all are, or there is none, how many there are.
+
+    >>> show_wrong_choices([[0], [-1], [0, 0]])
+    '[-1]'
+    """
+    wrong = [path for path in choices if choices_size([path]) is None]
+    return reprlib.repr(wrong[0]) if wrong else f"{len(choices)} paths"  # of any size
 
 
 def orphans(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

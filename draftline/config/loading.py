@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from draftline.config.choices import show_wrong_choices
 from draftline.config.document import Document, read_document
 from draftline.config.reference import describe_values, suggest_key, suggest_missing, suggest_value, yaml_word
 from draftline.config.rules import broken_rules
@@ -97,7 +98,9 @@ def _check_block(document: Document, name: str, block: type[Block], given: objec
                 document.report(field, "is required", "nothing", suggest_missing(field))
             else:
                 got = given[key]
-                document.report(field, f"is {describe_values(field)}", _show(got), suggest_value(field, got))
+                is_choices = field == "tree.choices" and isinstance(got, list)
+                shown = show_wrong_choices(got) if is_choices else _show(got)
+                document.report(field, f"is {describe_values(field)}", shown, suggest_value(field, got))
     defaults = {key: field.default for key, field in block.model_fields.items()} | block.dependent_defaults(given)
     return {f"{name}.{key}": value for key, value in (defaults | given).items() if key not in bad}
 

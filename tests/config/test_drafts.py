@@ -146,6 +146,24 @@ def test_choices_beside_another_kind(tmp_path: Path) -> None:
     assert ": tree.choices: is given with kind static, and only there; got 1 paths; remove tree.choices from" in line
 
 
+@pytest.mark.parametrize(
+    ("choices", "got"),
+    [
+        ("[[0], [-1]]", "[-1]"),
+        ("[]", "0 paths"),
+        ("[[0], []]", "[]"),
+        ("[[0], [true]]", "[True]"),
+        ("[0, 1]", "0"),
+        ("[[0], null]", "None"),
+        ("[[0], [64]]", "[64]"),
+    ],
+)
+def test_the_wrong_path_is_shown(tmp_path: Path, choices: str, got: str) -> None:
+    (line,) = problems(tmp_path, STATIC.replace("CHOICES", choices))
+    assert "; got " in line
+    assert line.split("; got ")[1].split("; write")[0] == got
+
+
 def test_a_static_tree_without_choices_is_told_to_add_them(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, MINIMAL + "draft: {method: medusa, checkpoint: heads}\n", "tree.kind=static")
     assert line.endswith("; remove tree.choices from a tree that grows by itself, or add them to a static one")
