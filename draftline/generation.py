@@ -9,19 +9,20 @@ from __future__ import annotations
 import itertools
 import queue
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from draftline.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from draftline.errors import DraftlineError, RequestError
-from draftline.runtime.drafters.building import PLAIN, DraftSource, Speculation
+from draftline.runtime.drafters.building import PLAIN, DrafterSetup, Speculation
 from draftline.runtime.engine import Engine
 from draftline.runtime.request import FinishReason, Metrics, Output, Request, SamplingParameters
 from draftline.runtime.text_stream import TextStream
 from draftline.sessions.engine_config import EngineConfig, load_engine_config
 from draftline.sessions.opening import open_draft_sessions, open_session
-from draftline.sessions.protocol import DraftSession, Session
+from draftline.sessions.protocol import DraftSession
 
 GREEDY = SamplingParameters()
 
@@ -39,15 +40,10 @@ class Answer:
 class LoadedEngine:
     """A context manager: leaving it ends outstanding requests and releases the sessions."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        sessions: Sequence[Session | DraftSession],
-        tokenizer: Tokenizer,
-        config: EngineConfig,
-    ) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, config: EngineConfig, opened: ExitStack) -> None:
+        """``opened`` closes the engine, then its sessions."""
         self.engine, self.tokenizer, self.config = engine, tokenizer, config
-        self._sessions = sessions
+        self._opened = opened
         self._numbers = itertools.count()
 
     def generate(
@@ -113,9 +109,7 @@ class LoadedEngine:
         return [ended[name] for name in names]
 
     def close(self) -> None:
-        self.engine.close()
-        for session in reversed(self._sessions):
-            session.close()
+        self._opened.close()
 
     def __enter__(self) -> LoadedEngine:
         return self
@@ -133,28 +127,32 @@ def load_engine(directory: Path) -> LoadedEngine:
     """
     config = load_engine_config(directory)
     tokenizer = load_tokenizer(directory)
-    session = open_session(directory, config)
-    draft_sessions = open_draft_sessions(directory, config, session)
-    engine = Engine(
-        session,
-        max_batch_size=config.max_batch_size,
-        max_seq_len=config.max_seq_len,
-        max_num_tokens=config.max_num_tokens,
-        block_size=config.block_size,
-        max_blocks=config.max_blocks,
-        prefix_cache=config.prefix_cache,
-        vocab_size=config.model.vocab_size,
-        speculation=_speculation(config, draft_sessions),
-    )
-    sessions: list[Session | DraftSession] = [session, *(draft for draft in draft_sessions if draft is not None)]
-    return LoadedEngine(engine, sessions, tokenizer, config)
+    with ExitStack() as opened:
+        session = open_session(directory, config)
+        opened.callback(session.close)
+        draft_sessions = open_draft_sessions(directory, config, session)
+        for draft_session in filter(None, draft_sessions):
+            opened.callback(draft_session.close)
+        engine = Engine(
+            session,
+            max_batch_size=config.max_batch_size,
+            max_seq_len=config.max_seq_len,
+            max_num_tokens=config.max_num_tokens,
+            block_size=config.block_size,
+            max_blocks=config.max_blocks,
+            prefix_cache=config.prefix_cache,
+            vocab_size=config.model.vocab_size,
+            speculation=_speculation(config, draft_sessions),
+        )
+        opened.callback(engine.close)
+        return LoadedEngine(engine, tokenizer, config, opened.pop_all())
 
 
 def _speculation(config: EngineConfig, sessions: Sequence[DraftSession | None]) -> Speculation:
     if config.tree is None:
         return PLAIN
     sources = tuple(
-        DraftSource(draft.method, session, draft.max_position_embeddings)
+        DrafterSetup(draft.method, session, draft.max_position_embeddings)
         for draft, session in zip(config.drafts, sessions, strict=True)
     )
     return Speculation(sources, config.tree, config.acceptance)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftline.runtime.core import EngineCore
 from draftline.runtime.cost_curve import CostCurve
-from draftline.runtime.drafters.building import DraftSource, Speculation
+from draftline.runtime.drafters.building import DrafterSetup, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Output, Request
 from draftline.runtime.selection import SpeculationPolicy
@@ -110,7 +110,7 @@ def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, 
     )
     stopwatch = Stopwatch(sleeps=sleeps)
     target: Session = StandInTarget(stopwatch)
-    source = DraftSource("eagle3", StandInHead(stopwatch, needed_candidates(shape)))
+    source = DrafterSetup("eagle3", StandInHead(stopwatch, needed_candidates(shape)))
     policy = SpeculationPolicy(shape, CostCurve([1, 1024], [_TARGET_MS, _TARGET_MS]), 1)
     core = EngineCore(target, limits, prefix_cache=True, speculation=Speculation((source,), shape), policy=policy)
     for index in range(batch_size):

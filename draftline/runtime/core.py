@@ -14,13 +14,13 @@ from draftline.draft_trees import DraftTrees
 from draftline.logit_edits import edited_logits
 from draftline.runtime.drafters.building import PLAIN, Speculation, build_drafters
 from draftline.runtime.drafters.drafter import VerifiedStep
+from draftline.runtime.drafting import Drafting
 from draftline.runtime.limits import EngineLimits
 from draftline.runtime.request import FinishReason, Output
 from draftline.runtime.scheduler import Scheduler
 from draftline.runtime.selection import SpeculationPolicy
 from draftline.runtime.sequence import Sequence
 from draftline.runtime.speculation_numbers import SpeculationCounters, SpeculationNumbers
-from draftline.runtime.speculator import Speculator
 from draftline.runtime.step_builder import CommittedRows, Step
 from draftline.sampling import log_probs_of
 from draftline.sessions.protocol import Session, StepResult
@@ -79,8 +79,8 @@ class EngineCore:
         self._speculation = speculation
         drafters = build_drafters(speculation, self.scheduler.builder, limits)
         assert policy is not None or not drafters, "what drafts has a policy"
-        self._speculator = Speculator(drafters, speculation.shape, policy, key_chunk=session.key_chunk)
-        self.scheduler.watch_seats(self._speculator.join, self._speculator.leave)
+        self._drafting = Drafting(drafters, speculation.shape, policy, key_chunk=session.key_chunk)
+        self.scheduler.watch_seats(self._drafting.join, self._drafting.leave)
         self.num_steps = 0
         self.num_generated_tokens = 0
         self.num_requests_finished = 0
@@ -123,20 +123,20 @@ class EngineCore:
         return emissions
 
     def _run_step(self, emissions: list[Emission]) -> None:
-        scheduler, speculator, started = self.scheduler, self._speculator, time.perf_counter()
+        scheduler, drafting, started = self.scheduler, self._drafting, time.perf_counter()
         decoding = scheduler.schedule_decode()
         num_other_rows = self.limits.max_num_tokens // 2 if scheduler.has_prefill else 0
-        trees, num_drafted = speculator.draft(
+        trees, num_drafted = drafting.draft(
             decoding,
             num_other_rows=num_other_rows,
             max_rows=self.limits.max_num_tokens - num_other_rows,
             cover_drafts=scheduler.cover_drafts,
         )
-        scheduler.publish(speculator.num_filled)
+        scheduler.publish(drafting.num_filled)
         prefilling = scheduler.schedule_prefill(self.limits.max_num_tokens - int(trees.num_nodes.sum()))
         assert decoding or prefilling, "the oldest sequence always makes progress"
         step = self._build(decoding, trees, prefilling)
-        self._count_forwards(step.decoding, speculator.take_num_forwards())
+        self._count_forwards(step.decoding, drafting.take_num_forwards())
         drafted = time.perf_counter()
         result = self.session.forward(step.batch)
         verified = time.perf_counter()
@@ -153,12 +153,12 @@ class EngineCore:
         filling = time.perf_counter()
         try:
             self._fill(step, rows, result)
-            scheduler.publish(speculator.num_filled)
+            scheduler.publish(drafting.num_filled)
         finally:
             for sequence in [sequence for sequence in step.sequences if sequence.is_finished]:
                 self._forget(sequence)
         ended = time.perf_counter()
-        speculator.observe_times(
+        drafting.observe_times(
             trees,
             accepted,
             draft_ms=(drafted - started + ended - filling) * 1e3,
@@ -221,9 +221,9 @@ class EngineCore:
 
     def _fill(self, step: Step, rows: CommittedRows, result: StepResult) -> None:
         """Let the drafters take in what was committed."""
-        speculator = self._speculator
-        speculator.observe(VerifiedStep(step.sequences, step.seats, rows, result))
-        self._count_forwards(step.sequences, speculator.take_num_forwards())
+        drafting = self._drafting
+        drafting.observe(VerifiedStep(step.sequences, step.seats, rows, result))
+        self._count_forwards(step.sequences, drafting.take_num_forwards())
 
     def _count_forwards(self, sequences: list[Sequence], num_draft_forwards: int) -> None:
         if not num_draft_forwards:

@@ -14,7 +14,7 @@ import numpy as np
 from draftline.draft_trees import DraftTrees
 from draftline.runtime.core import Emission, EngineCore, Statistics
 from draftline.runtime.cost_curve import CostCurve
-from draftline.runtime.drafters.building import PLAIN, DraftSource, Speculation
+from draftline.runtime.drafters.building import PLAIN, DrafterSetup, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Output, Request, SamplingParameters
 from draftline.runtime.selection import SpeculationPolicy
@@ -86,7 +86,7 @@ class OpenEngine:
         if self.config.tree is None:
             return PLAIN
         sources = tuple(
-            DraftSource(draft.method, session, draft.max_position_embeddings)
+            DrafterSetup(draft.method, session, draft.max_position_embeddings)
             for draft, session in zip(self.config.drafts, self.draft_sessions, strict=True)
         )
         return Speculation(sources, self.config.tree, self.config.acceptance)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftline.runtime.core import EngineCore
 from draftline.runtime.cost_curve import CostCurve
-from draftline.runtime.drafters.building import DraftSource, Speculation
+from draftline.runtime.drafters.building import DrafterSetup, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Output, Request, SamplingParameters
 from draftline.runtime.selection import SpeculationPolicy
@@ -110,7 +110,7 @@ def serve(served: list[Request], shape: TreeShape, method: str) -> list[list[Out
         is_head=method != "draft_model",
         accuracy=ACCURACY,
     )
-    source = DraftSource(method, None if method == "ngram" else session)
+    source = DrafterSetup(method, None if method == "ngram" else session)
     core = EngineCore(
         target,
         LIMITS,

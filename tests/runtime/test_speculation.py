@@ -10,7 +10,7 @@ import pytest
 
 from draftline.runtime.core import EngineCore
 from draftline.runtime.cost_curve import CostCurve
-from draftline.runtime.drafters.building import DraftSource, Speculation
+from draftline.runtime.drafters.building import DrafterSetup, Speculation
 from draftline.runtime.limits import EngineLimits, check_request
 from draftline.runtime.request import Output, Request, SamplingParameters
 from draftline.runtime.selection import SpeculationPolicy
@@ -69,9 +69,9 @@ class Bench:
             self.session, self.limits, prefix_cache=self.prefix_cache, speculation=speculation, policy=policy
         )
 
-    def source(self, method: str) -> DraftSource:
+    def source(self, method: str) -> DrafterSetup:
         if method == "ngram":
-            return DraftSource(method)
+            return DrafterSetup(method)
         session = FakeDraftSession(
             self.session,
             num_blocks=self.max_blocks,
@@ -82,7 +82,7 @@ class Bench:
             max_positions=self.max_positions or 10**6,
         )
         self.draft_sessions.append(session)
-        return DraftSource(method, session, self.max_positions)
+        return DrafterSetup(method, session, self.max_positions)
 
     def add(self, request: Request) -> None:
         self.outputs[request.request_id] = []

@@ -18,7 +18,7 @@ _NO_LIMIT = 2**31
 
 
 @dataclass(frozen=True)
-class DraftSource:
+class DrafterSetup:
     """One drafter: ``method`` as in the pipeline; ``session`` where it has a graph of its own.
 
     ``max_positions`` 0 = no limit.
@@ -33,7 +33,7 @@ class DraftSource:
 class Speculation:
     """How an engine speculates; no sources = plain decoding."""
 
-    sources: tuple[DraftSource, ...]
+    sources: tuple[DrafterSetup, ...]
     shape: TreeShape
     acceptance: Acceptance = EXACT
 

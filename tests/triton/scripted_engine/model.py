@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from draftline.checkpoints.tokenizer import load_tokenizer
-from draftline.runtime.drafters.building import DraftSource, Speculation
+from draftline.runtime.drafters.building import DrafterSetup, Speculation
 from draftline.runtime.engine import Engine
 from draftline.sessions.protocol import StepResult
 from draftline.speculation import TreeShape
@@ -51,7 +51,7 @@ class TritonPythonModel:
         engine = Engine(
             RecitingSession(script, tokenizer.vocab_size, step_seconds=0.004), max_batch_size=8, max_seq_len=2048,
             max_num_tokens=64, block_size=16, max_blocks=512, prefix_cache=True,
-            speculation=Speculation((DraftSource("ngram"),), TreeShape("chain", max_nodes=5, max_depth=4, top_k=1)),
+            speculation=Speculation((DrafterSetup("ngram"),), TreeShape("chain", max_nodes=5, max_depth=4, top_k=1)),
         )  # fmt: skip
         model = ServedModel(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset([2]))
         self.service = GenerationService(

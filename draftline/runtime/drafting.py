@@ -19,7 +19,7 @@ from draftline.speculation import TreeShape
 from draftline.tree_pruning import keep_best, keep_nodes, merge_trees
 
 
-class Speculator:
+class Drafting:
     """Asks the drafters, and cuts their trees.
 
     ``key_chunk``: see ``Session``. A branching tree that reached over a multiple of it would be verified with other
