@@ -18,23 +18,26 @@ from draftline.sessions.protocol import DraftBatch, DraftResult, Session, StepBa
 from draftline.speculation import TreeShape
 from draftline.tree_growth import needed_candidates
 
-_TARGET_MS, _HEAD_MS = 10.0, 0.3  # of a forward that sleeps: speculation pays, and caches are cold behind it
+_TARGET_MS, _HEAD_MS = 10.0, 0.3  # of a forward that reads weights: speculation pays, and caches are cold behind it
+_NUM_WEIGHTS, _CHUNK = 2**24, 2**16  # 64 MB, more than caches hold; read in pieces of 0.25 MB
 _VOCAB_SIZE = 32000
 _PROMPT_TOKENS = 64
 _HIT_WEIGHTS = (0.6, 0.2, 0.1, 0.05)  # how often the target's token is the drafter's first, second, ... candidate
 
 
 class Stopwatch:
-    """Seconds spent inside sessions, which sleep or return at once."""
+    """Seconds spent inside sessions, which return at once or read weights first, as an engine does."""
 
-    def __init__(self, *, sleeps: bool) -> None:
+    def __init__(self, *, reads_weights: bool) -> None:
         self.seconds = 0.0
-        self._sleeps = sleeps
+        self._weights = np.ones(_NUM_WEIGHTS if reads_weights else 0, dtype=np.float32)
+        self._place = 0
 
-    def sleep_until(self, started: float, milliseconds: float) -> None:
-        """Count what passed since ``started``, which is at least so much where sessions sleep."""
-        if self._sleeps:
-            time.sleep(max(milliseconds / 1000 - (time.perf_counter() - started), 0.0))
+    def read_weights(self, started: float, milliseconds: float) -> None:
+        """Count what passed since ``started``, which is at least so much where sessions read weights."""
+        while self._weights.size and (time.perf_counter() - started) * 1000 < milliseconds:
+            self._weights[self._place : self._place + _CHUNK].sum()
+            self._place = (self._place + _CHUNK) % _NUM_WEIGHTS
         self.seconds += time.perf_counter() - started
 
 
@@ -49,7 +52,7 @@ class StandInTarget:
     def forward(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
         result = StepResult(next_ids(batch.input_ids[batch.sample_rows]))
-        self._stopwatch.sleep_until(started, _TARGET_MS)
+        self._stopwatch.read_weights(started, _TARGET_MS)
         return result
 
     def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
@@ -79,7 +82,7 @@ class StandInHead:
         token_ids = (next_ids(batch.input_ids[batch.candidate_rows])[:, None] + offsets) % _VOCAB_SIZE
         log_probs = np.broadcast_to(np.log(self._weights).astype(np.float32), token_ids.shape)
         result = DraftResult(token_ids.astype(np.int32), log_probs)
-        self._stopwatch.sleep_until(started, _HEAD_MS)
+        self._stopwatch.read_weights(started, _HEAD_MS)
         return result
 
     def commit(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
@@ -94,7 +97,7 @@ def next_ids(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
     return ((token_ids.astype(np.int64) * 7919 + 104729) % _VOCAB_SIZE).astype(np.int32)
 
 
-def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, sleeps: bool) -> list[float]:
+def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, reads_weights: bool) -> list[float]:
     """Return the milliseconds of host work in each of ``num_steps`` steps that decode ``batch_size`` sequences.
 
     The sessions are stand-ins, an EAGLE head's and its target's: all of the runtime runs, and no engine. Where they
@@ -108,7 +111,7 @@ def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, 
         block_size=16,
         max_blocks=batch_size * (max_seq_len // 16 + 2),
     )
-    stopwatch = Stopwatch(sleeps=sleeps)
+    stopwatch = Stopwatch(reads_weights=reads_weights)
     target: Session = StandInTarget(stopwatch)
     source = DrafterSetup("eagle3", StandInHead(stopwatch, needed_candidates(shape)))
     policy = SpeculationPolicy(shape, CostCurve([1, 1024], [_TARGET_MS, _TARGET_MS]), 1)

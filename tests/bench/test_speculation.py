@@ -72,7 +72,9 @@ def test_an_engine_too_small_for_a_batch_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["dynamic", "chain"])
 def test_host_overhead_leaves_the_sessions_out(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftline.bench.host_overhead._TARGET_MS", 100.0)
-    milliseconds = measure_host_overhead(TreeShape(kind, 6, 3, 2), batch_size=2, num_steps=3, sleeps=kind != "chain")
+    milliseconds = measure_host_overhead(
+        TreeShape(kind, 6, 3, 2), batch_size=2, num_steps=3, reads_weights=kind != "chain"
+    )
     assert len(milliseconds) == 3
     assert 0.0 < min(milliseconds) < 100.0
 
