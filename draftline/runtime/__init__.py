@@ -6,7 +6,7 @@ scheduler      who runs next, and on which blocks
 drafting       all drafters' candidates, cut to what is allowed and what pays
 drafters       what proposes: n-grams, Medusa heads, EAGLE heads and draft models
 selection      select_for_speculation: how deep to draft, which nodes to verify; with
-               cost_curve, calibration, candidate_supply, draft_cost, probing, isotonic
+               cost_curve, uneven_cost, calibration, candidate_supply, draft_cost, probing, isotonic
 step_builder   scheduled sequences and their trees -> the arrays of one forward
 sequence       one request being served
 limits         requests that can never be served, and why

@@ -11,6 +11,7 @@ from draftline.runtime.candidate_supply import CandidateSupply
 from draftline.runtime.cost_curve import CostCurve
 from draftline.runtime.draft_cost import DraftCost
 from draftline.runtime.probing import ProbeTimer
+from draftline.runtime.uneven_cost import UnevenCost
 from draftline.speculation import TreeShape
 
 _LEARNING_SEQUENCES = 4  # a batch of more teaches so much per step that not every step is learnt from
@@ -41,6 +42,7 @@ class SpeculationPolicy:
         self.cost = cost
         self.calibration = Calibration(num_sources)
         self._draft_cost = DraftCost()
+        self._uneven_cost = UnevenCost()
         self._supply = CandidateSupply(shape.max_depth)
         self._probes = ProbeTimer()
         self._depths = np.arange(1, shape.max_depth + 1)
@@ -111,11 +113,9 @@ class SpeculationPolicy:
             if self._learns:
                 self._supply.observe(reach, depths, num_sequences, self._depth, self._num_steps_unseen)
                 self._num_steps_unseen = 0
-            tokens = np.zeros(num_allowed + 1)
-            np.cumsum(reach[order[:num_allowed]], out=tokens[1:])
-            tokens += num_sequences
-            rows = np.arange(num_sequences + num_other_rows, num_sequences + num_other_rows + num_allowed + 1)
-            num_kept = int(np.argmax(tokens / (self.cost.at(rows) + self._draft_ms(num_sequences, self._depth))))
+            order, num_kept = self._best_nodes(
+                reach, order, nodes[order] // width, num_sequences, num_other_rows, num_allowed
+            )
             if self._rate_to_beat is not None and self._num_probes % _VERIFIED_PROBES == 0:
                 num_kept = max(num_kept, min(num_sequences, num_allowed))
         self._expected = float(reach[order[:num_kept]].sum())
@@ -124,6 +124,36 @@ class SpeculationPolicy:
         keep = keep.reshape(trees.parents.shape)
         keep[:, 0] = True
         return keep
+
+    def _best_nodes(
+        self,
+        reach: NDArray[np.float64],
+        order: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        num_sequences: int,
+        num_other_rows: int,
+        num_allowed: int,
+    ) -> tuple[NDArray[np.int64], int]:
+        """Return nodes, best first, and how many of them to verify, for the most expected tokens per millisecond.
+
+        Shapes: ``reach [M]`` of the nodes; ``order [M]``, best first, with ``owners [M]`` in that order. Among several
+        sequences the largest tree has a price of its own, so bounds on its size compete.
+        """
+        ranks = _ranks(owners)  # of a node among those of its sequence, best first: 0, 1, ...
+        num_roots, draft_ms = num_sequences + num_other_rows, self._draft_ms(num_sequences, self._depth)
+        best_rate, best = -1.0, (order, 0)
+        largest = int(ranks.max(initial=0)) + 1  # draft nodes of the largest tree
+        bounds = [largest] if num_sequences == 1 else [*(2**i - 1 for i in range(1, largest.bit_length())), largest]
+        for bound in bounds:
+            chosen = order[ranks < bound][:num_allowed]
+            tokens = num_sequences + np.concatenate([[0.0], np.cumsum(reach[chosen])])
+            sizes = 1 + np.concatenate([[0], np.maximum.accumulate(ranks[ranks < bound][:num_allowed] + 1)])
+            milliseconds = self.cost.at(num_roots + np.arange(len(tokens))) + draft_ms
+            rates = tokens / (milliseconds + self._uneven_cost.at(num_sequences, sizes))
+            num_kept = int(rates.argmax())
+            if rates[num_kept] > best_rate:
+                best_rate, best = float(rates[num_kept]), (chosen, num_kept)
+        return best
 
     def observe(
         self,
@@ -152,7 +182,10 @@ class SpeculationPolicy:
             return
         self._best = None
         num_sequences = trees.parents.shape[0]
-        self.cost.observe(num_rows, verify_ms)
+        largest_tree = int(trees.num_nodes.max())
+        self.cost.observe(num_rows, verify_ms - float(self._uneven_cost.at(num_sequences, np.array(largest_tree))))
+        if num_rows == int(trees.num_nodes.sum()):
+            self._uneven_cost.observe(num_sequences, largest_tree, verify_ms - float(self.cost.at(num_rows)))
         self._draft_cost.observe(num_sequences, self._depth if drafted is not None else 0, draft_ms)
         if drafted is None or depths is None:
             return
@@ -175,6 +208,7 @@ class SpeculationPolicy:
         plain_rate = num_sequences / (float(self.cost.at(num_roots)) + fixed_ms)
         draft_ms = fixed_ms + self._depths * self._draft_cost.per_depth_ms(num_sequences)
         milliseconds = self.cost.at(num_roots + num_sequences * nodes) + draft_ms[:, None]
+        milliseconds += self._uneven_cost.at(num_sequences, np.ceil(nodes).astype(np.int64) + 1)
         rates = (num_sequences * (1.0 + min(trust, 1.0) * tokens) / milliseconds).max(axis=1)
         best = int(rates.argmax())
         if rates[best] < _MIN_GAIN * plain_rate:
@@ -207,6 +241,19 @@ def _emitted_ids(
     emitted[:, :-1] = np.where(accepted >= 0, trees.token_ids[sequences[:, None], accepted], -1)
     emitted[sequences, num_accepted_tokens] = bonus_ids
     return emitted
+
+
+def _ranks(owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the entries of each owner in order: ``[M]`` -> ``[M]``.
+
+    >>> _ranks(np.array([3, 1, 3, 3, 1])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    grouped = np.argsort(owners, kind="stable")
+    starts = np.flatnonzero(np.diff(owners[grouped], prepend=-1))
+    ranks = np.empty_like(owners)
+    ranks[grouped] = np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+    return ranks
 
 
 def _count_first_hits(trees: DraftTrees, emitted_ids: NDArray[np.int32]) -> int:

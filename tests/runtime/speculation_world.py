@@ -19,6 +19,7 @@ class World:
 
     ``confidence`` is the mean draft probability of the first child; the target takes a child with ``quality`` times
     its draft probability. ``verify_ms(rows)``, and ``draft_ms`` per depth; ``noise`` is the spread of both, in log.
+    ``uneven_ms(nodes of the largest tree)`` comes on top where there are several sequences.
     """
 
     verify_ms: Callable[[int], float]
@@ -28,6 +29,7 @@ class World:
     max_depth: int = 5
     top_k: int = 3
     noise: float = 0.0
+    uneven_ms: Callable[[int], float] = lambda largest: 0.0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     def draft(self, num_sequences: int, depth: int) -> DraftTrees:
@@ -59,7 +61,8 @@ class World:
         draws = self._draw(drafted, depth)
         paths, num_accepted, bonus_ids = accept(trees, draws)
         num_rows = int(trees.num_nodes.sum()) + num_other_rows
-        verify_ms = self.verify_ms(num_rows) * self._jitter()
+        uneven_ms = self.uneven_ms(int(trees.num_nodes.max())) if num_sequences > 1 else 0.0
+        verify_ms = (self.verify_ms(num_rows) + uneven_ms) * self._jitter()
         draft_ms = depth * self.draft_ms * self._jitter()
         policy.observe(trees, paths, num_accepted, bonus_ids, draft_ms=draft_ms, verify_ms=verify_ms, num_rows=num_rows)
         return num_sequences + int(num_accepted.sum()), verify_ms + draft_ms, depth

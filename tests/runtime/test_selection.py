@@ -66,6 +66,21 @@ def test_a_useless_draft_costs_less_than_3_percent(
     assert run.speedup > 0.97
 
 
+@pytest.mark.parametrize("confidence", [0.3, 0.6, 0.9])
+def test_a_large_tree_among_small_ones_has_its_price(confidence: float) -> None:
+    """As with ONNX Runtime at batch 16: one tree of eleven nodes costs what 16 of two do, or more."""
+    milliseconds = [25.0 + 1.25 * rows for rows in ROWS]
+    speedups = []
+    for uneven_ms in (0.0, 3.0):
+        world = make_world(milliseconds, 0.02, confidence, 0.9)
+        world.uneven_ms = lambda largest, each=uneven_ms: min(each * (largest - 1), 35.0)  # type: ignore[misc]
+        speedups.append(world.run(make_policy(milliseconds), 16, 1500).speedup)
+        plain_ms = world.verify_ms(16)
+    assert speedups[1] > 0.97
+    assert speedups[1] <= speedups[0] + 0.02
+    assert plain_ms == 45.0
+
+
 def test_nothing_is_drafted_where_no_row_is_free() -> None:
     run = make_world(LINEAR, 0.1, 0.8, 1.0).run(make_policy(LINEAR), 8, 1000)
     assert run.speedup > 0.98
