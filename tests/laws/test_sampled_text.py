@@ -55,12 +55,14 @@ def test_the_same_seed_gives_the_same_text(engines: Engines, drafts: str, shape:
     number = DRAFTS.index(drafts)
     requests = sampled_requests(temperature, number)
     plain = engines.open().serve().run_all(requests)
-    traffic = engines.open("llama", drafts, SHAPES[shape]).serve(max_num_tokens=64, max_blocks=26)
-    statistics = traffic.run_jostling(requests, Random(number), cancelling=0.1)
-    for name, expected in plain.items():
-        assert_said_plainly(traffic.said(name), expected)
-    numbers = statistics.speculation  # auto trees may find that nothing pays
-    assert (numbers.num_drafted_tokens if shape == "auto" else numbers.num_accepted_tokens) > 0
+    num_accepted_tokens = 0
+    for schedule in range(3 if shape == "auto" else 1):  # one alone may draft where nothing is accepted
+        traffic = engines.open("llama", drafts, SHAPES[shape]).serve(max_num_tokens=64, max_blocks=26)
+        statistics = traffic.run_jostling(requests, Random(100 * schedule + number), cancelling=0.1)
+        for name, expected in plain.items():
+            assert_said_plainly(traffic.said(name), expected)
+        num_accepted_tokens += statistics.speculation.num_accepted_tokens
+    assert num_accepted_tokens > 0
     assert len({tuple(said.token_ids) for said in plain.values()}) == len(plain)
 
 
