@@ -6,15 +6,51 @@ Tensor names are TensorRT-LLM's. A draft's rows may attend to rows that earlier 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph, TensorLocation
+from draftline.graphs.operators import HeadNorms, Heads, Operators, Rotary
 from draftline.graphs.step_inputs import AttentionInputs, InStepRows
 
 ROTARY_COSINES, ROTARY_SINES = "rotary.cosines", "rotary.sines"
+
+
+class Pool(NamedTuple):
+    """What a graph must know of its paged pools: tokens of a block, and ``TensorProto`` type of an element."""
+
+    block_size: int
+    onnx_type: int
+
+
+class Stream:
+    """The residual stream ``[rows, hidden_size]``: its last addend waits, so that it is added where it is normed."""
+
+    def __init__(self, decoder: Decoder, x: str) -> None:
+        self._decoder, self._x = decoder, x
+        self._addend: str | None = None
+
+    def add(self, y: str) -> None:
+        self._x = self.value()
+        self._addend = y
+
+    def value(self) -> str:
+        if self._addend is not None:
+            self._x, self._addend = self._decoder.graph.op("Add", self._x, self._addend), None
+        return self._x
+
+    def normed(self, weight: str) -> str:
+        """Append the RMS norm by the tensor ``weight``."""
+        if self._addend is None:
+            return self._decoder.norm(self._x, weight)
+        decoder, addend, self._addend = self._decoder, self._addend, None
+        self._x, normed = decoder.operators.add_norm(
+            decoder.graph, self._x, addend, decoder.weight(weight), decoder.config.norm_epsilon
+        )
+        return normed
 
 
 class Decoder:
@@ -26,26 +62,28 @@ class Decoder:
     def __init__(
         self,
         graph: OnnxGraph,
+        operators: Operators,
         weights: Mapping[str, TensorLocation],
         config: CheckpointConfig,
-        block_size: int,
+        pool: Pool,
         position_ids: str,
         attention_inputs: AttentionInputs,
         in_step: InStepRows | None = None,
     ) -> None:
-        self.graph, self.weights, self.config = graph, weights, config
+        self.graph, self.operators, self.weights, self.config = graph, operators, weights, config
         self.linear = Linear(graph, weights)
-        self._block_size, self._attention_inputs, self._in_step = block_size, attention_inputs, in_step
-        wide_positions = graph.op("Cast", position_ids, to=TensorProto.INT64)
-        # A row is a sequence of its own to RotaryEmbedding, which takes no more rows of one than its tables have.
-        self._position_column = graph.op("Unsqueeze", wide_positions, graph.constant([1]))
+        self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_size)
+        self._pool, self._position_ids, self._attention_inputs = pool, position_ids, attention_inputs
+        self._in_step = in_step
         self._kv_rows: list[str] = []
         self._kept_kv = None if in_step is None else self._split_kept(in_step)
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
         num_planes = 2 * self.config.num_hidden_layers
         sizes = self.graph.constant([1] * num_planes)
-        return self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
+        planes = self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
+        by_head = self.graph.constant([-1, self._heads.num_kv_heads, self._heads.head_size])
+        return [self.graph.op("Reshape", plane, by_head) for plane in planes]
 
     def weight(self, name: str) -> str:
         return self.graph.external(name, self.weights[name])
@@ -53,76 +91,69 @@ class Decoder:
     def norm(self, x: str, weight: str) -> str:
         return self.graph.op("RMSNormalization", x, self.weight(weight), epsilon=self.config.norm_epsilon)
 
-    def layer(self, x: str, prefix: str) -> str:
-        """Append a whole layer; returns its output ``[rows, hidden_size]``."""
-        normed = self.norm(x, f"{prefix}.input_layernorm.weight")
-        return self.residuals(x, normed, self.config.hidden_size, prefix)
+    def stream(self, x: str) -> Stream:
+        return Stream(self, x)
 
-    def residuals(self, x: str, attention_input: str, num_inputs: int, prefix: str) -> str:
-        """Append attention over ``attention_input [rows, num_inputs]`` and the MLP, each added to ``x``."""
-        attended = self._attention(attention_input, num_inputs, f"{prefix}.attention")
-        x = self.graph.op("Add", x, attended)
-        return self.graph.op("Add", x, self._mlp(self.norm(x, f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
+    def layer(self, stream: Stream, prefix: str) -> None:
+        """Append a whole layer."""
+        normed = stream.normed(f"{prefix}.input_layernorm.weight")
+        self.residuals(stream, normed, self.config.hidden_size, prefix)
+
+    def residuals(self, stream: Stream, attention_input: str, num_inputs: int, prefix: str) -> None:
+        """Append attention over ``attention_input [rows, num_inputs]`` and the MLP, each added to the stream."""
+        stream.add(self._attention(attention_input, num_inputs, f"{prefix}.attention"))
+        stream.add(self._mlp(stream.normed(f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
 
     def output_kv_rows(self) -> None:
         """Add the output ``kv_rows [rows, 2 * layers, K * D]``: keys of a layer, then its values; rotated."""
         rows = "T" if self._in_step is None else "N"
-        kv_size = self.config.num_key_value_heads * self.config.head_size
-        everything = self.graph.op("Concat", *self._kv_rows, axis=1)
-        self.graph.output(everything, "kv_rows", TensorProto.FLOAT, [rows, len(self._kv_rows), kv_size])
+        num_planes, kv_size = len(self._kv_rows), self._heads.num_kv_heads * self._heads.head_size
+        heads = self.graph.op("Concat", *self._kv_rows, axis=1)  # [rows, 2 * layers * K, D]
+        planes = self.graph.op("Reshape", heads, self.graph.constant([-1, num_planes, kv_size]))
+        self.graph.output(planes, "kv_rows", TensorProto.FLOAT, [rows, num_planes, kv_size])
 
     def _mlp(self, x: str, prefix: str) -> str:
-        graph, config, size = self.graph, self.config, self.config.intermediate_size
+        config, size = self.config, self.config.intermediate_size
         # mlp.fc (Hugging Face's gate_proj) and mlp.gate (up_proj) lie side by side: one product serves both.
         both = self.linear.emit(x, f"{prefix}.fc_gate", config.hidden_size, 2 * size, bias=config.mlp_bias)
-        fc, gate = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
-        activated = graph.op("Mul", graph.op("Mul", fc, graph.op("Sigmoid", fc)), gate)
+        activated = self.operators.silu_gate(self.graph, both, size)
         return self.linear.emit(activated, f"{prefix}.proj", size, config.hidden_size, bias=config.mlp_bias)
 
     def _attention(self, x: str, num_inputs: int, prefix: str) -> str:
-        graph, config = self.graph, self.config
-        q_size = config.num_attention_heads * config.head_size
-        kv_size = config.num_key_value_heads * config.head_size
-        qkv = self.linear.emit(x, f"{prefix}.qkv", num_inputs, q_size + 2 * kv_size, bias=config.qkv_bias)
-        qkv_3d = graph.op("Unsqueeze", qkv, graph.constant([1]))
-        q, k, v = graph.ops("Split", qkv_3d, graph.constant([q_size, kv_size, kv_size]), outputs=3, axis=2)
+        config, (num_heads, num_kv_heads, size) = self.config, self._heads
+        num_outputs = (num_heads + 2 * num_kv_heads) * size
+        qkv = self.linear.emit(x, f"{prefix}.qkv", num_inputs, num_outputs, bias=config.qkv_bias)
+        rotary = Rotary(self.weight(ROTARY_COSINES), self.weight(ROTARY_SINES), self._position_ids)
+        norms = None
         if config.qk_norm:
-            q = self._head_norm(q, f"{prefix}.q_layernorm.weight", config.num_attention_heads)
-            k = self._head_norm(k, f"{prefix}.k_layernorm.weight", config.num_key_value_heads)
-        q = self._rotate(q, config.num_attention_heads)
-        k = self._rotate(k, config.num_key_value_heads)
+            norms = HeadNorms(*(self.weight(f"{prefix}.{x}_layernorm.weight") for x in "qk"))
+        q, k, v = self.operators.rotated_heads(self.graph, qkv, self._heads, rotary, norms, config.norm_epsilon)
         attended = self._attend(q, k, v)
-        return self.linear.emit(attended, f"{prefix}.dense", q_size, config.hidden_size, bias=config.dense_bias)
+        return self.linear.emit(attended, f"{prefix}.dense", num_heads * size, config.hidden_size, config.dense_bias)
 
     def _attend(self, q: str, k: str, v: str) -> str:
-        graph, config, layer = self.graph, self.config, len(self._kv_rows) // 2
-        pool_shape: list[int | str] = ["num_blocks", 2, config.num_key_value_heads, self._block_size, config.head_size]
-        pool = graph.input(f"kv_pool.{layer}", TensorProto.FLOAT, pool_shape)
+        layer, (num_heads, num_kv_heads, size) = len(self._kv_rows) // 2, self._heads
+        pool_shape: list[int | str] = ["num_blocks", 2, num_kv_heads, self._pool.block_size, size]
+        pool = self.graph.input(f"kv_pool.{layer}", self._pool.onnx_type, pool_shape)
         self._kv_rows += [k, v]
         if self._in_step is not None:
             q, k, v = self._join_kept(q, k, v, layer, self._in_step)
-        by_head = [
-            graph.op("Reshape", value, graph.constant([-1, num_heads, config.head_size]))
-            for value, num_heads in (
-                (q, config.num_attention_heads),
-                (k, config.num_key_value_heads),
-                (v, config.num_key_value_heads),
-            )
-        ]
-        out = graph.op(
+        out = self.graph.op(
             "TreeAttention",
-            *by_head,
+            q,
+            k,
+            v,
             pool,
             *self._attention_inputs,
             domain=DRAFTLINE,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_size=config.head_size,
-            block_size=self._block_size,
-            scale=config.head_size**-0.5,
-            window=config.sliding_window or 0,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=size,
+            block_size=self._pool.block_size,
+            scale=size**-0.5,
+            window=self.config.sliding_window or 0,
         )
-        return out if self._in_step is None else graph.op("Gather", out, self._in_step.new_rows)
+        return out if self._in_step is None else self.graph.op("Gather", out, self._in_step.new_rows)
 
     def _join_kept(self, q: str, k: str, v: str, layer: int, in_step: InStepRows) -> tuple[str, str, str]:
         """Rows in packed order. A kept row asks for nothing: its query is any, and its output is not gathered."""
@@ -137,12 +168,3 @@ class Decoder:
             graph.op("Gather", graph.op("Concat", kept_k, k, axis=0), in_step.row_ids),
             graph.op("Gather", graph.op("Concat", kept_v, v, axis=0), in_step.row_ids),
         )
-
-    def _head_norm(self, x: str, weight: str, num_heads: int) -> str:
-        graph = self.graph
-        heads = graph.op("Reshape", x, graph.constant([-1, num_heads, self.config.head_size]))
-        return graph.op("Reshape", self.norm(heads, weight), graph.constant([-1, 1, num_heads * self.config.head_size]))
-
-    def _rotate(self, x: str, num_heads: int) -> str:
-        cosines, sines = self.weight(ROTARY_COSINES), self.weight(ROTARY_SINES)
-        return self.graph.op("RotaryEmbedding", x, cosines, sines, self._position_column, num_heads=num_heads)

@@ -9,21 +9,21 @@ import onnx
 from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
-from draftline.graphs.candidates import emit_candidates, output_candidates
-from draftline.graphs.decoder import Decoder
+from draftline.graphs.candidates import output_candidates
+from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
-from draftline.graphs.sampler import emit_sampler
+from draftline.graphs.operators import PORTABLE, Operators
 from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows, emit_sampling_inputs
 from draftline.graphs.target import EMBEDDING, FINAL_NORM, lm_head_name
-from draftline.graphs.tree_attention import load_tree_attention_function
 
 
 def build_draft_model_graph(
     config: CheckpointConfig,
     weights: Mapping[str, TensorLocation],
-    block_size: int,
+    pool: Pool,
     num_candidates: int,
     target_vocab_size: int,
+    operators: Operators = PORTABLE,
 ) -> onnx.ModelProto:
     """Build the graph of one forward of a draft model.
 
@@ -40,19 +40,19 @@ def build_draft_model_graph(
     attention_inputs = emit_attention_inputs(graph)
     sampling = emit_sampling_inputs(graph)
     in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads * config.head_size)
-    decoder = Decoder(graph, weights, config, block_size, positions, attention_inputs, in_step)
+    decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs, in_step)
     if config.vocab_size < target_vocab_size:
         ids = graph.op("Min", ids, graph.constant(np.array(config.vocab_size - 1, np.int32)))
-    x = decoder.linear.embed(ids, EMBEDDING, config.hidden_size)
+    stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
     for layer in range(config.num_hidden_layers):
-        x = decoder.layer(x, f"transformer.layers.{layer}")
-    rows = decoder.norm(graph.op("Gather", x, candidate_rows), FINAL_NORM)
+        decoder.layer(stream, f"transformer.layers.{layer}")
+    rows = decoder.norm(graph.op("Gather", stream.value(), candidate_rows), FINAL_NORM)
     logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
     vocab_size = min(config.vocab_size, target_vocab_size)
     if vocab_size < config.vocab_size:
         logits = graph.op("Slice", logits, *(graph.constant([value]) for value in (0, vocab_size, 1)))
-    output_candidates(graph, *emit_candidates(graph, logits, num_candidates), num_candidates)
-    sampled = emit_sampler(graph, logits, *sampling, vocab_size)
+    output_candidates(graph, *operators.candidates(graph, logits, num_candidates), num_candidates)
+    sampled = operators.sample(graph, logits, sampling, None, vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     decoder.output_kv_rows()
-    return graph.model("draft_model", [load_tree_attention_function()])
+    return graph.model("draft_model", operators.functions())

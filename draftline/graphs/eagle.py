@@ -9,11 +9,11 @@ from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.graphs.candidates import emit_candidates, output_candidates
-from draftline.graphs.decoder import Decoder
+from draftline.graphs.candidates import output_candidates, target_ids
+from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
+from draftline.graphs.operators import PORTABLE, Operators
 from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows
-from draftline.graphs.tree_attention import load_tree_attention_function
 
 EMBEDDING, LM_HEAD = "vocab_embedding", "lm_head"
 
@@ -44,7 +44,11 @@ def feature_size(head: HeadConfig) -> int:
 
 
 def build_eagle_graph(
-    head: HeadConfig, weights: Mapping[str, TensorLocation], block_size: int, num_candidates: int
+    head: HeadConfig,
+    weights: Mapping[str, TensorLocation],
+    pool: Pool,
+    num_candidates: int,
+    operators: Operators = PORTABLE,
 ) -> onnx.ModelProto:
     """Build the graph of one forward of an EAGLE-1/2 or EAGLE-3 head.
 
@@ -64,7 +68,7 @@ def build_eagle_graph(
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
     in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads * head.head_size)
-    decoder = Decoder(graph, weights, layers, block_size, positions, attention_inputs, in_step)
+    decoder = Decoder(graph, operators, weights, layers, pool, positions, attention_inputs, in_step)
     embedded = decoder.linear.embed(ids, EMBEDDING, head.hidden_size)
     if head.method == "eagle3":
         hidden = _eagle3_layers(decoder, head, embedded, target_features, own_features)
@@ -74,22 +78,20 @@ def build_eagle_graph(
     if head.method == "eagle3":
         rows = decoder.norm(rows, "ln_f.weight")
     logits = decoder.linear.emit(rows, LM_HEAD, head.hidden_size, head.draft_vocab_size)
-    offsets = decoder.weight("d2t") if "d2t" in weights else None
-    candidates = emit_candidates(graph, logits, num_candidates, offsets)
-    output_candidates(graph, *candidates, num_candidates)
+    ids, log_probs = operators.candidates(graph, logits, num_candidates)
+    if "d2t" in weights:
+        ids = target_ids(graph, ids, decoder.weight("d2t"))
+    output_candidates(graph, ids, log_probs, num_candidates)
     decoder.output_kv_rows()
     graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", head.hidden_size])
-    return graph.model(head.method, [load_tree_attention_function()])
+    return graph.model(head.method, operators.functions())
 
 
 def _eagle1_layers(decoder: Decoder, head: HeadConfig, embedded: str, features: str) -> str:
     """The first layer has no input norm, and no norm follows the last: the output is a feature of the target."""
     both = decoder.graph.op("Concat", embedded, features, axis=1)
     x = decoder.linear.emit(both, "fc", 2 * head.hidden_size, head.hidden_size, bias=head.fc_bias)
-    x = decoder.residuals(x, x, head.hidden_size, "layers.0")
-    for layer in range(1, head.num_layers):
-        x = decoder.layer(x, f"layers.{layer}")
-    return x
+    return _layers(decoder, head, x, x, head.hidden_size)
 
 
 def _eagle3_layers(decoder: Decoder, head: HeadConfig, embedded: str, target_features: str, own_features: str) -> str:
@@ -99,7 +101,12 @@ def _eagle3_layers(decoder: Decoder, head: HeadConfig, embedded: str, target_fea
     x = graph.op("Concat", narrowed, own_features, axis=0)
     normed_embedding = decoder.norm(embedded, "layers.0.input_layernorm.weight")
     both = graph.op("Concat", normed_embedding, decoder.norm(x, "layers.0.hidden_norm.weight"), axis=1)
-    x = decoder.residuals(x, both, 2 * size, "layers.0")
+    return _layers(decoder, head, x, both, 2 * size)
+
+
+def _layers(decoder: Decoder, head: HeadConfig, x: str, attention_input: str, num_inputs: int) -> str:
+    stream = decoder.stream(x)
+    decoder.residuals(stream, attention_input, num_inputs, "layers.0")
     for layer in range(1, head.num_layers):
-        x = decoder.layer(x, f"layers.{layer}")
-    return x
+        decoder.layer(stream, f"layers.{layer}")
+    return stream.value()

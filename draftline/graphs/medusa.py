@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from onnx import TensorProto
 
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.graphs.candidates import emit_candidates
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
+from draftline.graphs.operators import Operators
 
 
 def emit_medusa_heads(
     graph: OnnxGraph,
+    operators: Operators,
     weights: Mapping[str, TensorLocation],
     heads: HeadConfig,
     rows: str,
@@ -37,7 +38,7 @@ def emit_medusa_heads(
             x = graph.op("Add", x, graph.op("Mul", y, graph.op("Sigmoid", y)))
         lm_head = f"medusa_heads.{head}.lm_head" if heads.owns_medusa_lm_heads else target_lm_head
         logits = linear.emit(x, lm_head, size, heads.vocab_size)
-        for found, values in zip((ids, log_probs), emit_candidates(graph, logits, num_candidates), strict=True):
+        for found, values in zip((ids, log_probs), operators.candidates(graph, logits, num_candidates), strict=True):
             found.append(graph.op("Unsqueeze", values, graph.constant([1])))
     shape: list[int | str] = ["R", heads.num_heads, num_candidates]
     graph.output(graph.op("Concat", *ids, axis=1), "head_ids", TensorProto.INT64, shape)

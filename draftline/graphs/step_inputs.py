@@ -19,7 +19,7 @@ class AttentionInputs(NamedTuple):
 
 
 class SamplingInputs(NamedTuple):
-    """Names of the per-row parameters of sampling, ``[R]`` each; ``top_k`` as int64."""
+    """Names of the per-row parameters of sampling, ``[R]`` each; ``top_k`` is int32."""
 
     temperature: str
     top_k: str
@@ -56,7 +56,7 @@ def emit_sampling_inputs(graph: OnnxGraph) -> SamplingInputs:
     top_k = graph.input("top_k", TensorProto.INT32, ["R"])
     top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
     uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
-    return SamplingInputs(temperature, graph.op("Cast", top_k, to=TensorProto.INT64), top_p, uniform)
+    return SamplingInputs(temperature, top_k, top_p, uniform)
 
 
 def emit_in_step_rows(graph: OnnxGraph, num_layers: int, kv_size: int) -> InStepRows:

@@ -13,12 +13,12 @@ from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.graphs.decoder import Decoder
+from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.medusa import emit_medusa_heads
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
-from draftline.graphs.sampler import emit_edit_inputs, emit_edited_sampler
+from draftline.graphs.operators import PORTABLE, Operators
+from draftline.graphs.sampler import emit_edit_inputs
 from draftline.graphs.step_inputs import emit_attention_inputs, emit_sampling_inputs
-from draftline.graphs.tree_attention import load_tree_attention_function
 
 EMBEDDING = "transformer.vocab_embedding"
 FINAL_NORM = "transformer.ln_f.weight"
@@ -48,7 +48,11 @@ def lm_head_name(config: CheckpointConfig) -> str:
 
 
 def build_target_graph(
-    config: CheckpointConfig, weights: Mapping[str, TensorLocation], block_size: int, taps: DraftTaps = NO_TAPS
+    config: CheckpointConfig,
+    weights: Mapping[str, TensorLocation],
+    pool: Pool,
+    taps: DraftTaps = NO_TAPS,
+    operators: Operators = PORTABLE,
 ) -> onnx.ModelProto:
     """Build the graph of one forward.
 
@@ -66,25 +70,27 @@ def build_target_graph(
     sampling = emit_sampling_inputs(graph)
     edits = emit_edit_inputs(graph)
 
-    decoder = Decoder(graph, weights, config, block_size, positions, attention_inputs)
-    x = decoder.linear.embed(ids, EMBEDDING, config.hidden_size)
-    outputs: list[str] = []
+    decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs)
+    stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
+    captured: dict[int, str] = {}
     for layer in range(config.num_hidden_layers):
-        x = decoder.layer(x, f"transformer.layers.{layer}")
-        outputs.append(x)
+        decoder.layer(stream, f"transformer.layers.{layer}")
+        if layer in taps.captured_layers:
+            captured[layer] = stream.value()
+    x = stream.value()
     rows = decoder.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
     logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
-    sampled = emit_edited_sampler(graph, logits, edits, *sampling, config.vocab_size)
+    sampled = operators.sample(graph, logits, sampling, edits, config.vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
     decoder.output_kv_rows()
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", config.vocab_size])
 
-    features = [outputs[layer] for layer in taps.captured_layers]
+    features = [captured[layer] for layer in taps.captured_layers]
     if taps.final_hidden:
         features.append(decoder.norm(x, FINAL_NORM))
     if features:
         size = len(features) * config.hidden_size
         graph.output(graph.op("Concat", *features, axis=1), "features", TensorProto.FLOAT, ["T", size])
     if taps.medusa:
-        emit_medusa_heads(graph, weights, taps.medusa, rows, lm_head_name(config), taps.num_candidates)
-    return graph.model("target", [load_tree_attention_function()])
+        emit_medusa_heads(graph, operators, weights, taps.medusa, rows, lm_head_name(config), taps.num_candidates)
+    return graph.model("target", operators.functions())

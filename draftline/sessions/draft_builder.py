@@ -16,8 +16,10 @@ from draftline.checkpoints.safetensors_file import TensorEntry
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import BuildError
 from draftline.graphs import eagle
+from draftline.graphs.decoder import Pool
 from draftline.graphs.draft_model import build_draft_model_graph
 from draftline.graphs.onnx_graph import TensorLocation
+from draftline.graphs.operators import Operators
 from draftline.graphs.target import EMBEDDING, LM_HEAD, DraftTaps, lm_head_name
 from draftline.sessions.batch_split import count_parameters
 from draftline.sessions.engine_config import DraftConfig, DraftMethod
@@ -50,12 +52,13 @@ class DraftParts:
         own: Mapping[str, TensorLocation],
         target: Mapping[str, TensorLocation],
         target_config: CheckpointConfig,
-        block_size: int,
+        pool: Pool,
+        operators: Operators,
     ) -> onnx.ModelProto | None:
         """Build the drafter's graph over its ``own`` tensors and those it borrows of the ``target``; None without."""
         k = self.config.num_candidates
         if self.model is not None:
-            return build_draft_model_graph(self.model, own, block_size, k, target_config.vocab_size)
+            return build_draft_model_graph(self.model, own, pool, k, target_config.vocab_size, operators)
         if self.head is None or self.head.method == "medusa":
             return None
         borrowed: dict[str, TensorLocation] = {}
@@ -63,7 +66,7 @@ class DraftParts:
             borrowed |= _renamed(target, EMBEDDING, eagle.EMBEDDING)
         if not self.head.owns_lm_head:
             borrowed |= _renamed(target, lm_head_name(target_config), eagle.LM_HEAD)
-        return eagle.build_eagle_graph(self.head, {**borrowed, **own}, block_size, k)
+        return eagle.build_eagle_graph(self.head, {**borrowed, **own}, pool, k, operators)
 
 
 def describe_drafts(

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.errors import ArtifactError
+from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
-FORMAT_VERSION = 3  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 4  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
+PoolDtype = Literal["float32", "float16"]
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
 METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
 
@@ -52,11 +54,15 @@ class DraftConfig:
 class EngineConfig:
     """Limits are inclusive; ``num_threads`` 0 = one per physical core available.
 
+    ``kernels``: whose operators the graphs are made of. ``pool_dtype``: of keys and values in the pool.
+
     ``drafts`` in the order of the pipeline; ``tree`` is None exactly where there are none.
     """
 
     backend: str
+    kernels: Kernels
     weights_dtype: str
+    pool_dtype: PoolDtype
     max_batch_size: int
     max_seq_len: int
     max_num_tokens: int

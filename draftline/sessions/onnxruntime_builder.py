@@ -7,19 +7,33 @@ import shutil
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import onnx
+from onnx import TensorProto
 
 from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.graphs.decoder import Pool
+from draftline.graphs.native_operators import NATIVE
+from draftline.graphs.operators import PORTABLE, Operators
 from draftline.graphs.target import EMBEDDING, LM_HEAD, build_target_graph
 from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.sessions.draft_builder import DraftSource, describe_drafts, target_taps
-from draftline.sessions.engine_config import MODEL_FILE, EngineConfig, draft_model_file, write_engine_config
+from draftline.sessions.engine_config import (
+    MODEL_FILE,
+    EngineConfig,
+    PoolDtype,
+    draft_model_file,
+    write_engine_config,
+)
 from draftline.sessions.engine_weights import CHECKPOINT_FILE, read_engine_weights, rotary_entries
+from draftline.sessions.native_kernels import Kernels, choose_kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 __all__ = ["CHECKPOINT_FILE", "MODEL_FILE", "WEIGHTS_FILE", "DraftSource", "build_engine"]
 
+OPERATORS: dict[Kernels, Operators] = {"native": NATIVE, "onnxruntime": PORTABLE}
+POOL_TYPES: dict[PoolDtype, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -29,6 +43,8 @@ def build_engine(
     destination: Path,
     *,
     weights_dtype: str,
+    pool_dtype: PoolDtype = "float32",
+    kernels: Literal["auto", "native", "onnxruntime"] = "auto",
     max_batch_size: int,
     max_seq_len: int,
     max_num_tokens: int,
@@ -51,6 +67,9 @@ def build_engine(
     Raises: BuildError for drafts that do not fit the target, the tree or each other.
     """
     config = load_checkpoint_config(checkpoint)
+    chosen = choose_kernels(kernels)
+    operators = OPERATORS[chosen]
+    pool = Pool(block_size, POOL_TYPES[pool_dtype])
     described = describe_drafts(config, drafts, tree, weights_dtype, max_seq_len)
     target = read_engine_weights(
         checkpoint,
@@ -68,10 +87,10 @@ def build_engine(
     locations = target.write(destination, report)
     tensors = [draft.weights.write(destination, report) if draft.weights else {} for draft in described]
     heads = [own for draft, own in zip(described, tensors, strict=True) if draft.config.method == "medusa"]
-    graph = build_target_graph(config, locations | dict(ChainMap(*heads)), block_size, target_taps(described))
+    graph = build_target_graph(config, locations | dict(ChainMap(*heads)), pool, target_taps(described), operators)
     _write_graph(destination / MODEL_FILE, graph)
     for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
-        draft_graph = draft.build_graph(own, locations, config, block_size)
+        draft_graph = draft.build_graph(own, locations, config, pool, operators)
         if draft_graph is not None:
             _write_graph(destination / draft_model_file(index), draft_graph)
     for name in TOKENIZER_FILES:
@@ -81,7 +100,9 @@ def build_engine(
         destination,
         EngineConfig(
             backend="onnxruntime",
+            kernels=chosen,
             weights_dtype=weights_dtype,
+            pool_dtype=pool_dtype,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
             max_num_tokens=max_num_tokens,

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from draftline.graphs.candidates import emit_candidates, output_candidates
+from draftline.graphs.candidates import emit_candidates, output_candidates, target_ids
 from draftline.graphs.onnx_graph import OnnxGraph
 
 
 def run(logits: NDArray[np.float32], k: int, offsets: NDArray[np.int64] | None = None) -> list[NDArray[Any]]:
     graph = OnnxGraph()
     value = graph.input("logits", TensorProto.FLOAT, ["R", logits.shape[1]])
-    d2t = None if offsets is None else graph.constant(offsets, "d2t")
-    output_candidates(graph, *emit_candidates(graph, value, k, d2t), k)
+    ids, log_probs = emit_candidates(graph, value, k)
+    if offsets is not None:
+        ids = target_ids(graph, ids, graph.constant(offsets, "d2t"))
+    output_candidates(graph, ids, log_probs, k)
     session = onnxruntime.InferenceSession(graph.model("test", []).SerializeToString())
     outputs: list[NDArray[Any]] = session.run(["candidate_ids", "candidate_log_probs"], {"logits": logits})
     return outputs

@@ -1,0 +1,55 @@
+"""``Operators`` in the native ones of ``plugins/``, for ONNX Runtime on a CPU. ``plugins/README.md`` is their contract."""
+
+from __future__ import annotations
+
+import onnx
+
+from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph
+from draftline.graphs.operators import HeadNorms, Heads, Rotary
+from draftline.graphs.sampler import EditInputs
+from draftline.graphs.step_inputs import SamplingInputs
+
+
+class NativeOperators:
+    """Implements ``Operators``. TreeAttention is an operator, not a function; norms with a sum are ONNX Runtime's."""
+
+    def functions(self) -> list[onnx.FunctionProto]:
+        return []
+
+    def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
+        normed, _, _, total = graph.ops(
+            "SkipSimplifiedLayerNormalization", x, y, weight, outputs=4, domain=MICROSOFT, epsilon=epsilon
+        )
+        return total, normed
+
+    def rotated_heads(
+        self, graph: OnnxGraph, qkv: str, heads: Heads, rotary: Rotary, norms: HeadNorms | None, epsilon: float
+    ) -> tuple[str, str, str]:
+        q, k, v = graph.ops(
+            "RotatedHeads",
+            qkv,
+            *rotary,
+            *(norms or ()),
+            outputs=3,
+            domain=DRAFTLINE,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            epsilon=epsilon,
+        )
+        return q, k, v
+
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
+        return graph.op("SiluGate", both, domain=DRAFTLINE)
+
+    def sample(
+        self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
+    ) -> str:
+        return graph.op("Sample", logits, *sampling, *(edits or ()), domain=DRAFTLINE)
+
+    def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
+        ids, log_probs = graph.ops("TopCandidates", logits, outputs=2, domain=DRAFTLINE, num_candidates=num_candidates)
+        return ids, log_probs
+
+
+NATIVE = NativeOperators()

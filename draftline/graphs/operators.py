@@ -1,0 +1,134 @@
+"""The parts of a network that engines compute in different ways: in ONNX's operators, or in the CPU's native ones.
+
+A network emits itself through ``Operators``; ``PORTABLE`` spells its parts in ONNX and ``NATIVE``
+(``draftline.graphs.native_operators``) in the operators of ``plugins/``, which take fewer passes over memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import onnx
+from onnx import TensorProto
+
+from draftline.graphs.candidates import emit_candidates
+from draftline.graphs.onnx_graph import OnnxGraph
+from draftline.graphs.sampler import EditInputs, emit_edited_sampler, emit_sampler
+from draftline.graphs.step_inputs import SamplingInputs
+from draftline.graphs.tree_attention import load_tree_attention_function
+
+
+class Heads(NamedTuple):
+    """H query heads and K key/value heads of size D."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+
+class Rotary(NamedTuple):
+    """Names of the tables ``[positions, D / 2]`` and of ``position_ids [T] int32``."""
+
+    cosines: str
+    sines: str
+    position_ids: str
+
+
+class HeadNorms(NamedTuple):
+    """Names of the RMS norms' weights ``[D]`` that queries and keys pass through before they are rotated."""
+
+    q: str
+    k: str
+
+
+class Operators(Protocol):
+    """``functions``: model-local functions that a graph of these operators needs."""
+
+    def functions(self) -> list[onnx.FunctionProto]: ...
+
+    def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
+        """Append ``x + y`` and its RMS norm; returns both, ``[T, hidden_size]`` each."""
+        ...
+
+    def rotated_heads(
+        self, graph: OnnxGraph, qkv: str, heads: Heads, rotary: Rotary, norms: HeadNorms | None, epsilon: float
+    ) -> tuple[str, str, str]:
+        """Append the split of ``qkv [T, (H + 2 K) D]`` into heads, q and k rotated; ``epsilon`` is that of the norms.
+
+        Returns ``q [T, H, D]``, ``k`` and ``v [T, K, D]``.
+        """
+        ...
+
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
+        """Append ``silu(both[:, :size]) * both[:, size:]``."""
+        ...
+
+    def sample(
+        self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
+    ) -> str:
+        """Append the edits of ``logits [R, V]`` and the draw of a token a row; returns ``[R] int64``."""
+        ...
+
+    def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
+        """Append the choice of the most probable tokens, the most probable first; of equal ones the lower id first.
+
+        Returns ``ids [R, num_candidates] int64`` and ``log_probs [R, num_candidates] float32``, over all V.
+        """
+        ...
+
+
+class PortableOperators:
+    """Implements ``Operators`` in ONNX's own, for every engine."""
+
+    def functions(self) -> list[onnx.FunctionProto]:
+        return [load_tree_attention_function()]
+
+    def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
+        total = graph.op("Add", x, y)
+        return total, graph.op("RMSNormalization", total, weight, epsilon=epsilon)
+
+    def rotated_heads(
+        self, graph: OnnxGraph, qkv: str, heads: Heads, rotary: Rotary, norms: HeadNorms | None, epsilon: float
+    ) -> tuple[str, str, str]:
+        num_heads, num_kv_heads, size = heads
+        # A row is a sequence of its own to RotaryEmbedding, which takes no more rows of one than its tables have.
+        qkv_3d = graph.op("Unsqueeze", qkv, graph.constant([1]))
+        wide_positions = graph.op("Cast", rotary.position_ids, to=TensorProto.INT64)
+        position_column = graph.op("Unsqueeze", wide_positions, graph.constant([1]))
+        sizes = graph.constant([num_heads * size, num_kv_heads * size, num_kv_heads * size])
+        q, k, v = graph.ops("Split", qkv_3d, sizes, outputs=3, axis=2)
+
+        def by_head(x: str, count: int) -> str:
+            return graph.op("Reshape", x, graph.constant([-1, count, size]))
+
+        def rotate(x: str, count: int, norm: str | None) -> str:
+            if norm is not None:
+                normed = graph.op("RMSNormalization", by_head(x, count), norm, epsilon=epsilon)
+                x = graph.op("Reshape", normed, graph.constant([-1, 1, count * size]))
+            tables = rotary.cosines, rotary.sines, position_column
+            return by_head(graph.op("RotaryEmbedding", x, *tables, num_heads=count), count)
+
+        return (
+            rotate(q, num_heads, norms.q if norms else None),
+            rotate(k, num_kv_heads, norms.k if norms else None),
+            by_head(v, num_kv_heads),
+        )
+
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
+        gate, up = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
+        return graph.op("Mul", graph.op("Mul", gate, graph.op("Sigmoid", gate)), up)
+
+    def sample(
+        self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
+    ) -> str:
+        temperature, top_k, top_p, uniform = sampling
+        parameters = temperature, graph.op("Cast", top_k, to=TensorProto.INT64), top_p, uniform, vocab_size
+        if edits is None:
+            return emit_sampler(graph, logits, *parameters)
+        return emit_edited_sampler(graph, logits, edits, *parameters)
+
+    def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
+        return emit_candidates(graph, logits, num_candidates)
+
+
+PORTABLE = PortableOperators()

@@ -1,0 +1,71 @@
+// What the library shows: RegisterCustomOps for ONNX Runtime, and two functions for whoever loads it.
+#include <cstring>
+
+#include "decoder_layer.h"
+#include "kernels.h"
+#include "operator.h"
+
+#define DRAFTLINE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace draftline {
+namespace {
+
+const Kernels* const kBest = [] () -> const Kernels* {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+    return &avx512_vnni::kKernels;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::kKernels;
+  return nullptr;
+#elif defined(__aarch64__)
+  return &neon::kKernels;
+#else
+  return nullptr;
+#endif
+}();
+
+const Kernels* chosen = kBest;
+
+}  // namespace
+
+const Kernels* kernels() { return chosen; }
+
+}  // namespace draftline
+
+// The instruction set in use, "" where this processor runs no kernel.
+DRAFTLINE_EXPORT const char* draftline_instruction_set() {
+  return draftline::chosen == nullptr ? "" : draftline::chosen->name;
+}
+
+// For tests: use another instruction set that this processor runs. Returns whether it is one. Not while a session runs.
+DRAFTLINE_EXPORT int draftline_use_instruction_set(const char* name) {
+#if defined(__x86_64__)
+  if (draftline::kBest == nullptr) return 0;
+  for (const draftline::Kernels* kernels : {draftline::kBest, &draftline::avx2::kKernels}) {
+    if (std::strcmp(kernels->name, name) == 0) {
+      draftline::chosen = kernels;
+      return 1;
+    }
+  }
+  return 0;
+#else
+  return std::strcmp(draftline_instruction_set(), name) == 0;
+#endif
+}
+
+DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::SessionOptions* options,
+                                                           const draftline::ort::ApiBase* base) {
+  using namespace draftline;
+  const ort::Api* api = base->get_api(ort::kApiVersion);
+  if (api == nullptr) return nullptr;  // an ONNX Runtime before 1.18: its sessions will not know the operators
+  if (kernels() == nullptr) return api->create_status(ort::kFail, "draftline: this processor has neither AVX2 nor NEON");
+  static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
+  if (domain == nullptr) {
+    if (ort::Status* status = api->create_domain("draftline", &domain)) return status;
+    for (const ort::CustomOp* op : {describe<SiluGate>()}) {
+      if (ort::Status* status = api->add_op(domain, op)) return status;
+    }
+  }
+  return api->add_domain(options, domain);
+}

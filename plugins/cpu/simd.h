@@ -1,0 +1,219 @@
+// Sixteen floats at a time, the same on every processor.
+//
+// A file that includes this is compiled once per instruction set, with DRAFTLINE_ISA as the name of its namespace. The
+// width is 16 lanes everywhere (AVX2 takes two registers, NEON four), products are fused with sums everywhere, and sums
+// over lanes follow one tree: results are the same bits on every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace draftline::DRAFTLINE_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+struct F16 {
+  __m512 v;
+};
+inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F16 load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+inline F16 set(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F16 round(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// 2^n for whole n in -126 .. 127.
+inline F16 power_of_two(F16 n) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+}
+// Lanes i and i + 8.
+inline __m256 fold(F16 a) {
+  return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
+inline __m256 fold_max(F16 a) {
+  return _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
+
+#elif defined(__AVX2__)
+
+struct F16 {
+  __m256 lo, hi;
+};
+inline F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F16 load_half(const uint16_t* p) {
+  const auto* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+inline void store(float* p, F16 a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline F16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F16 add(F16 a, F16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F16 sub(F16 a, F16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F16 mul(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F16 div(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F16 fma(F16 a, F16 b, F16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F16 round(F16 a) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+inline F16 power_of_two(F16 n) {
+  const auto half = [](__m256 x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
+  };
+  return {half(n.lo), half(n.hi)};
+}
+inline __m256 fold(F16 a) { return _mm256_add_ps(a.lo, a.hi); }
+inline __m256 fold_max(F16 a) { return _mm256_max_ps(a.lo, a.hi); }
+
+#elif defined(__ARM_NEON)
+
+struct F16 {
+  float32x4_t v[4];
+};
+template <typename Function>
+inline F16 each(Function function) {
+  return {function(0), function(1), function(2), function(3)};
+}
+inline F16 load(const float* p) {
+  return each([=](int i) { return vld1q_f32(p + 4 * i); });
+}
+inline F16 load_half(const uint16_t* p) {
+  return each([=](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
+}
+inline void store(float* p, F16 a) {
+  for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline F16 set(float x) {
+  return each([=](int) { return vdupq_n_f32(x); });
+}
+inline F16 add(F16 a, F16 b) {
+  return each([&](int i) { return vaddq_f32(a.v[i], b.v[i]); });
+}
+inline F16 sub(F16 a, F16 b) {
+  return each([&](int i) { return vsubq_f32(a.v[i], b.v[i]); });
+}
+inline F16 mul(F16 a, F16 b) {
+  return each([&](int i) { return vmulq_f32(a.v[i], b.v[i]); });
+}
+inline F16 div(F16 a, F16 b) {
+  return each([&](int i) { return vdivq_f32(a.v[i], b.v[i]); });
+}
+inline F16 fma(F16 a, F16 b, F16 c) {
+  return each([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
+}
+inline F16 max(F16 a, F16 b) {
+  return each([&](int i) { return vmaxq_f32(a.v[i], b.v[i]); });
+}
+inline F16 min(F16 a, F16 b) {
+  return each([&](int i) { return vminq_f32(a.v[i], b.v[i]); });
+}
+inline F16 round(F16 a) {
+  return each([&](int i) { return vrndnq_f32(a.v[i]); });
+}
+inline F16 power_of_two(F16 n) {
+  return each([&](int i) {
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23));
+  });
+}
+
+#endif
+
+#if defined(__AVX2__)
+
+inline float sum(F16 a) {
+  const __m256 eight = fold(a);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float largest(F16 a) {
+  const __m256 eight = fold_max(a);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline uint16_t to_half(float x) {
+  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
+
+#elif defined(__ARM_NEON)
+
+// Lanes i + 8, then i + 4, then i + 2, then i + 1: the tree of the other instruction sets.
+inline float sum(F16 a) {
+  const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+inline float largest(F16 a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[2]), vmaxq_f32(a.v[1], a.v[3]))); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline uint16_t to_half(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }
+inline float from_half(uint16_t x) {
+  return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0);
+}
+
+#endif
+
+// The first n lanes, 0 <= n <= 16; the others are 0.
+inline F16 load_first(const float* p, int n) {
+  if (n == kLanes) return load(p);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lanes);
+}
+inline F16 load_half_first(const uint16_t* p, int n) {
+  if (n == kLanes) return load_half(p);
+  uint16_t lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t));
+  return load_half(lanes);
+}
+inline void store_first(float* p, F16 a, int n) {
+  if (n == kLanes) return store(p, a);
+  float lanes[kLanes];
+  store(lanes, a);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
+}
+
+// e^x within 2 units in the last place for x in -87 .. 88; x outside is moved to the nearer end. By x = n ln 2 + r and
+// the Taylor polynomial of degree 7, which on |r| <= ln 2 / 2 is off by 6e-9 at most.
+inline F16 exp(F16 x) {
+  x = min(max(x, set(-87.0f)), set(88.0f));
+  const F16 n = round(mul(x, set(1.44269504088896341f)));
+  F16 r = fma(n, set(-0.693145751953125f), x);  // ln 2 in two parts: the first has few digits, n times it is exact
+  r = fma(n, set(-1.42860682030941723e-6f), r);
+  F16 y = set(1.0f / 5040);
+  y = fma(y, r, set(1.0f / 720));
+  y = fma(y, r, set(1.0f / 120));
+  y = fma(y, r, set(1.0f / 24));
+  y = fma(y, r, set(1.0f / 6));
+  y = fma(y, r, set(0.5f));
+  y = fma(y, r, set(1.0f));
+  y = fma(y, r, set(1.0f));
+  return mul(y, power_of_two(n));
+}
+
+}  // namespace draftline::DRAFTLINE_ISA

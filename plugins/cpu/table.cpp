@@ -1,0 +1,16 @@
+// Compiled once per instruction set: its table of kernels.
+#include "kernels.h"
+#include "simd.h"
+
+namespace draftline::DRAFTLINE_ISA {
+
+#define DRAFTLINE_TEXT_OF(name) #name
+#define DRAFTLINE_NAME(name) DRAFTLINE_TEXT_OF(name)
+
+extern const Kernels kKernels;
+const Kernels kKernels = {
+    DRAFTLINE_NAME(DRAFTLINE_ISA),
+    silu_gate,
+};
+
+}  // namespace draftline::DRAFTLINE_ISA
