@@ -1,4 +1,4 @@
-"""``Operators`` in the native ones of ``plugins/``, for ONNX Runtime on a CPU. ``plugins/README.md`` is their contract."""
+"""``Operators`` in the native ones of ``plugins/`` (contract: ``plugins/README.md``), for ONNX Runtime on a CPU."""
 
 from __future__ import annotations
 
