@@ -1,7 +1,7 @@
 // The kernels of one instruction set: plain functions, so that a caller compiled for any processor can call them.
 //
-// Files compiled for an instruction set include this, simd.h and headers of C alone: an inline function of C++ that they
-// share with other files could be linked in their form, and fail on processors that lack the instructions.
+// Files compiled for an instruction set include this, simd.h and headers of C alone: an inline function of C++ that
+// they share with other files could be linked in their form, and fail on processors that lack the instructions.
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@
 namespace draftline {
 namespace {
 
-const Kernels* const kBest = [] () -> const Kernels* {
+const Kernels* const kBest = []() -> const Kernels* {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -59,7 +59,8 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
   using namespace draftline;
   const ort::Api* api = base->get_api(ort::kApiVersion);
   if (api == nullptr) return nullptr;  // an ONNX Runtime before 1.18: its sessions will not know the operators
-  if (kernels() == nullptr) return api->create_status(ort::kFail, "draftline: this processor has neither AVX2 nor NEON");
+  if (kernels() == nullptr)
+    return api->create_status(ort::kFail, "draftline: this processor has neither AVX2 nor NEON");
   static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
   if (domain == nullptr) {
     if (ort::Status* status = api->create_domain("draftline", &domain)) return status;

@@ -1,8 +1,8 @@
 // The part of ONNX Runtime's C API that custom operators need.
 //
-// ONNX Runtime ships no headers in its wheels, and its C API is stable: entries of OrtApi keep their place in every later
-// version, so each is declared here by its place. Source of the places and signatures: the documented order of struct
-// OrtApi and struct OrtCustomOp, API version 18 (ONNX Runtime 1.18), the first with everything used here.
+// ONNX Runtime ships no headers in its wheels, and its C API is stable: entries of OrtApi keep their place in every
+// later version, so each is declared here by its place. Source of the places and signatures: the documented order of
+// struct OrtApi and struct OrtCustomOp, API version 18 (ONNX Runtime 1.18), the first with everything used here.
 #pragma once
 
 #include <cstddef>
@@ -51,9 +51,7 @@ class Api {
   Status* add_domain(SessionOptions* options, CustomOpDomain* domain) const {
     return at<Status*(SessionOptions*, CustomOpDomain*)>(28)(options, domain);
   }
-  Status* data(const Value* value, void** out) const {
-    return at<Status*(const Value*, void**)>(51)(value, out);
-  }
+  Status* data(const Value* value, void** out) const { return at<Status*(const Value*, void**)>(51)(value, out); }
   Status* element_type(const ShapeInfo* info, ElementType* out) const {
     return at<Status*(const ShapeInfo*, ElementType*)>(60)(info, out);
   }
