@@ -20,8 +20,15 @@ class Progress:
         self._stream, self._quiet = stream, quiet
 
     def say(self, line: str) -> None:
-        """Print one line."""
-        if not self._quiet:
+        """Print one line, above the bar where there is one."""
+        if self._quiet:
+            return
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            tqdm.write(line, file=self._stream)
+            self._stream.flush()
+        else:
             print(line, file=self._stream, flush=True)
 
     @contextmanager

@@ -151,9 +151,14 @@ def _bring_up_to_date(
         return StageReport(stage.name, directory, None)
     progress.say(f"{stage.name}: {reason}")
     started = time.monotonic()
+
+    def say(line: str) -> None:
+        progress.say(f"{stage.name}: {line}")
+
     with replace_directory(directory) as partial:
         with progress.follow(stage.name) as advance:
-            result = stage.run(StageCall(run.pipeline, run.source, run.draft_sources, run.output, partial, advance))
+            call = StageCall(run.pipeline, run.source, run.draft_sources, run.output, partial, advance, say)
+            result = stage.run(call)
         outputs = record_outputs(partial, run.hasher)
         seconds = round(time.monotonic() - started, 3)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")

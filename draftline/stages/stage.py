@@ -11,6 +11,7 @@ from draftline.config import Pipeline
 from draftline.share import SharedFolder
 
 Advance = Callable[[int, int], None]  # how much is done, of how much
+Say = Callable[[str], None]  # one line for whoever runs the pipeline
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class StageCall:
     """What a stage works with: it writes into ``destination``, an empty directory beside the other stages' outputs.
 
     ``source`` is the resolved target checkpoint, ``draft_sources`` are those of ``pipeline.draft``, None for one
-    without weights; ``build_directory`` holds the outputs of earlier stages.
+    without weights; ``build_directory`` holds the outputs of earlier stages. ``say`` prints a line.
     """
 
     pipeline: Pipeline
@@ -27,6 +28,7 @@ class StageCall:
     build_directory: Path
     destination: Path
     advance: Advance
+    say: Say
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,10 @@ def test_progress_goes_from_the_target_through_the_drafts(root: Path, tmp_path: 
     done: list[tuple[int, int]] = []
     sources = (None, root / "eagle1", root / "medusa")
     wanted = pipeline("ngram", "eagle1", "medusa")
-    convert.run(StageCall(wanted, root / "model", sources, tmp_path, tmp_path, lambda *counts: done.append(counts)))
+    call = StageCall(
+        wanted, root / "model", sources, tmp_path, tmp_path, lambda *counts: done.append(counts), lambda line: None
+    )
+    convert.run(call)
     assert done == sorted(done)
     assert len({total for _, total in done}) == 1
     assert done[-1][0] == done[-1][1]

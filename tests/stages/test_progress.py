@@ -24,6 +24,18 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     assert terminal.getvalue().endswith("\r")
 
 
+def test_a_line_stands_above_the_bar() -> None:
+    terminal = Terminal()
+    progress = Progress(terminal)
+    with progress.follow("convert") as advance:
+        advance(1, 4)
+        progress.say("hello")
+        advance(2, 4)
+    before, after = terminal.getvalue().split("hello\n")
+    assert before.endswith("\r"), "the bar was wiped"
+    assert " convert  25%|" in after, "and drawn again"
+
+
 def test_elsewhere_there_are_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with Progress(stream).follow("convert") as advance:

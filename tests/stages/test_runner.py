@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -179,6 +180,20 @@ def test_refusals_come_before_any_work(root: Path) -> None:
         run(root)
     with lock_directory(root / "build"), pytest.raises(ArtifactError, match="one run at a time"):
         run(root)
+
+
+def test_what_a_stage_says_is_told_under_its_name(root: Path) -> None:
+    def talk(call: StageCall) -> Counted:
+        call.say("the copy is small")
+        return copy(call)
+
+    stream = io.StringIO()
+    stages = (replace(STAGES[0], run=talk),)
+    run_pipeline(pipeline(), root / "build", root=root, stages=stages, progress=Progress(stream))
+    first, said, last = stream.getvalue().splitlines()
+    assert first == "convert: it never ran"
+    assert said == "convert: the copy is small"
+    assert last.startswith("convert: done in ")
 
 
 def test_the_manifest_says_how(root: Path) -> None:
