@@ -1,4 +1,4 @@
-// Elementwise operators of a decoder layer, each one pass over memory.
+// Operators of a decoder layer that are one pass over memory.
 #pragma once
 
 #include "operator.h"
@@ -14,6 +14,24 @@ struct SiluGate {
 
   explicit SiluGate(const Attributes&) {}
   void compute(Call& call) const;
+};
+
+// RotatedHeads(qkv [T, (H + 2 K) D], cosines, sines [positions, D / 2], position_ids [T], q_norm, k_norm [D])
+// -> q [T, H, D], k, v [T, K, D]. Element i of a head is rotated with element i + D / 2.
+class RotatedHeads {
+ public:
+  static constexpr const char* kName = "RotatedHeads";
+  static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat, ort::kFloat,
+                                                 ort::kInt32, ort::kFloat, ort::kFloat};
+  static constexpr ort::ElementType kOutputs[] = {ort::kFloat, ort::kFloat, ort::kFloat};
+  static constexpr size_t kNumRequired = 4;
+
+  explicit RotatedHeads(const Attributes& attributes);
+  void compute(Call& call) const;
+
+ private:
+  int64_t num_heads_, num_kv_heads_, size_;
+  float epsilon_;
 };
 
 }  // namespace draftline

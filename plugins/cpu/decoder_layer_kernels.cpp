@@ -3,14 +3,51 @@
 #include "simd.h"
 
 namespace draftline::DRAFTLINE_ISA {
+namespace {
+
+int lanes_left(size_t i, size_t count) { return static_cast<int>(count - i < kLanes ? count - i : kLanes); }
+
+// out = x * weight / rms(x). The sum of squares is that of 16 lanes, then of their tree.
+void norm(const float* x, size_t size, const float* weight, float epsilon, float* out) {
+  F16 squares = set(0.0f);
+  for (size_t i = 0; i < size; i += kLanes) {
+    const F16 part = load_first(x + i, lanes_left(i, size));
+    squares = fma(part, part, squares);
+  }
+  const F16 scale = set(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(size) + epsilon));
+  for (size_t i = 0; i < size; i += kLanes) {
+    const int n = lanes_left(i, size);
+    store_first(out + i, mul(mul(load_first(x + i, n), scale), load_first(weight + i, n)), n);
+  }
+}
+
+}  // namespace
 
 void silu_gate(const float* gate, const float* up, float* out, size_t count) {
   const F16 one = set(1.0f);
   for (size_t i = 0; i < count; i += kLanes) {
-    const int n = static_cast<int>(count - i < kLanes ? count - i : kLanes);
+    const int n = lanes_left(i, count);
     const F16 g = load_first(gate + i, n);
     const F16 sigmoid = div(one, add(one, exp(sub(set(0.0f), g))));
     store_first(out + i, mul(mul(g, sigmoid), load_first(up + i, n)), n);
+  }
+}
+
+void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
+                  const float* norm_weight, float epsilon, float* out) {
+  for (size_t head = 0; head < num_heads; ++head, heads += 2 * half, out += 2 * half) {
+    const float* x = heads;
+    if (norm_weight != nullptr) {
+      norm(heads, 2 * half, norm_weight, epsilon, out);
+      x = out;
+    }
+    for (size_t i = 0; i < half; i += kLanes) {
+      const int n = lanes_left(i, half);
+      const F16 a = load_first(x + i, n), b = load_first(x + half + i, n);
+      const F16 cosine = load_first(cosines + i, n), sine = load_first(sines + i, n);
+      store_first(out + i, sub(mul(a, cosine), mul(b, sine)), n);
+      store_first(out + half + i, add(mul(b, cosine), mul(a, sine)), n);
+    }
   }
 }
 

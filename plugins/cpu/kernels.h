@@ -14,6 +14,11 @@ struct Kernels {
 
   // out[i] = silu(gate[i]) * up[i].
   void (*silu_gate)(const float* gate, const float* up, float* out, size_t count);
+
+  // Rotates heads of `2 * half` elements: out[i] = x[i] cosines[i] - x[i + half] sines[i], out[i + half] = x[i + half]
+  // cosines[i] + x[i] sines[i]. x is a head, or its RMS norm where there is a norm_weight.
+  void (*rotate_heads)(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
+                       const float* norm_weight, float epsilon, float* out);
 };
 
 // The best kernels that this processor runs, or those that use_kernels() chose; null where it runs none.
@@ -38,5 +43,7 @@ extern const Kernels kKernels;
 #if defined(DRAFTLINE_ISA)
 namespace draftline::DRAFTLINE_ISA {
 void silu_gate(const float* gate, const float* up, float* out, size_t count);
-}
+void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
+                  const float* norm_weight, float epsilon, float* out);
+}  // namespace draftline::DRAFTLINE_ISA
 #endif

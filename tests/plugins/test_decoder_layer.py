@@ -1,0 +1,219 @@
+"""``RotatedHeads`` and ``SiluGate``, the native operators that are one pass over memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from draftline.graphs.native_operators import NATIVE
+from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
+from draftline.graphs.operators import PORTABLE, HeadNorms, Heads, Operators, Rotary
+from draftline.graphs.rotary import build_rotary_tables
+from tests.plugins.native import instruction_set, open_session
+
+# Values of order 1, a few roundings each; a wrong element, sign or position moves one by more than 1e-3.
+TOLERANCE = 2e-6
+NUM_POSITIONS = 40
+
+
+class Shape(NamedTuple):
+    heads: Heads
+    has_norms: bool = False
+
+
+SMOLLM2, QWEN3 = Shape(Heads(9, 3, 64)), Shape(Heads(4, 2, 128), has_norms=True)
+shapes = st.builds(
+    Shape,
+    st.builds(Heads, st.integers(1, 5), st.integers(1, 3), st.sampled_from([2, 4, 6, 16, 24, 32, 34, 64, 80, 96])),
+    st.booleans(),
+)
+
+
+@lru_cache(maxsize=256)
+def rotary_session(shape: Shape, operators: Operators, num_threads: int = 1) -> onnxruntime.InferenceSession:
+    graph, (num_heads, num_kv_heads, size) = OnnxGraph(), shape.heads
+    qkv = graph.input("qkv", TensorProto.FLOAT, ["T", (num_heads + 2 * num_kv_heads) * size])
+    cosines, sines = (graph.input(name, TensorProto.FLOAT, ["P", size // 2]) for name in ("cosines", "sines"))
+    rotary = Rotary(cosines, sines, graph.input("position_ids", TensorProto.INT32, ["T"]))
+    norms = None
+    if shape.has_norms:
+        norms = HeadNorms(*(graph.input(f"{x}_norm", TensorProto.FLOAT, [size]) for x in "qk"))
+    outputs = operators.rotated_heads(graph, qkv, shape.heads, rotary, norms, 1e-5)
+    for name, value, count in zip("qkv", outputs, (num_heads, num_kv_heads, num_kv_heads), strict=True):
+        graph.output(value, f"{name}_heads", TensorProto.FLOAT, ["T", count, size])
+    return open_session(graph.model("rotary", []), num_threads)
+
+
+def rotary_inputs(shape: Shape, num_rows: int, seed: int) -> dict[str, NDArray[Any]]:
+    random, (num_heads, num_kv_heads, size) = np.random.default_rng(seed), shape.heads
+    cosines, sines = build_rotary_tables(size, 10000.0, None, NUM_POSITIONS, NUM_POSITIONS)
+    qkv = random.standard_normal((num_rows, (num_heads + 2 * num_kv_heads) * size)) * random.choice([0.01, 1, 3])
+    inputs: dict[str, NDArray[Any]] = {
+        "qkv": qkv.astype(np.float32),
+        "cosines": cosines,
+        "sines": sines,
+        "position_ids": random.integers(0, NUM_POSITIONS, num_rows).astype(np.int32),
+    }
+    if shape.has_norms:
+        inputs |= {f"{x}_norm": random.uniform(0.5, 1.5, size).astype(np.float32) for x in "qk"}
+    return inputs
+
+
+def rotate(shape: Shape, inputs: dict[str, NDArray[Any]], num_threads: int = 1) -> list[NDArray[np.float32]]:
+    outputs: list[NDArray[np.float32]] = rotary_session(shape, NATIVE, num_threads).run(None, inputs)
+    return outputs
+
+
+def rows_of(inputs: dict[str, NDArray[Any]], rows: slice) -> dict[str, NDArray[Any]]:
+    return {name: x[rows] if name in ("qkv", "position_ids") else x for name, x in inputs.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(1, 12), st.integers(0, 2**32 - 1))
+@example(SMOLLM2, 7, 0)
+@example(QWEN3, 7, 0)
+def test_rotated_heads_equal_the_portable_form(shape: Shape, num_rows: int, seed: int) -> None:
+    inputs = rotary_inputs(shape, num_rows, seed)
+    expected = rotary_session(shape, PORTABLE).run(None, inputs)
+    for found, wanted in zip(rotate(shape, inputs), expected, strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE * max(1, np.abs(wanted).max()))
+    np.testing.assert_array_equal(rotate(shape, inputs)[2], expected[2], "values are copied")
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes, st.integers(2, 40), st.integers(0, 2**32 - 1), st.data())
+@example(SMOLLM2, 200, 0, None)
+@example(QWEN3, 200, 0, None)
+def test_a_row_is_rotated_alike_in_any_batch(
+    shape: Shape, num_rows: int, seed: int, data: st.DataObject | None
+) -> None:
+    inputs = rotary_inputs(shape, num_rows, seed)
+    together = rotate(shape, inputs, 2)
+    row = data.draw(st.integers(0, num_rows - 1)) if data else num_rows - 1
+    for found, wanted in zip(rotate(shape, rows_of(inputs, slice(row, row + 1))), together, strict=True):
+        np.testing.assert_array_equal(found[0], wanted[row])
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, st.integers(1, 5), st.integers(0, 2**32 - 1))
+@example(SMOLLM2, 3, 0)
+@example(QWEN3, 3, 0)
+def test_instruction_sets_rotate_alike(shape: Shape, num_rows: int, seed: int) -> None:
+    inputs = rotary_inputs(shape, num_rows, seed)
+    best = rotate(shape, inputs)
+    with instruction_set("avx2"):
+        for found, wanted in zip(rotate(shape, inputs), best, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_no_rows() -> None:
+    q, k, v = rotate(SMOLLM2, rotary_inputs(SMOLLM2, 0, 0))
+    assert (q.shape, k.shape, v.shape) == ((0, 9, 64), (0, 3, 64), (0, 3, 64))
+
+
+@pytest.mark.parametrize("position", [-1, NUM_POSITIONS, 2**31 - 1])
+def test_positions_outside_the_tables_are_refused(position: int) -> None:
+    inputs = rotary_inputs(SMOLLM2, 3, 0)
+    inputs["position_ids"][1] = position
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=f"0 .. 39; got {position} in row 1"):
+        rotate(SMOLLM2, inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("position_ids", np.zeros(2, np.int32), "qkv has the shape 2 960; got 3 960"),
+        ("sines", np.zeros((NUM_POSITIONS - 1, 32), np.float32), "sines has the shape 40 32; got 39 32"),
+        ("cosines", np.zeros((NUM_POSITIONS, 16), np.float32), "cosines has the shape 40 32; got 40 16"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(name: str, wrong: NDArray[Any], message: str) -> None:
+    graph = OnnxGraph()
+    types = {"qkv": TensorProto.FLOAT, "position_ids": TensorProto.INT32}
+    dims = {"qkv": ["T", "Q"], "cosines": ["P", "C"], "sines": ["S", "D"], "position_ids": ["N"]}
+    names = [graph.input(x, types.get(x, TensorProto.FLOAT), dims[x]) for x in dims]
+    q, _, _ = NATIVE.rotated_heads(graph, names[0], SMOLLM2.heads, Rotary(*names[1:]), None, 1e-5)
+    graph.output(q, "q_heads", TensorProto.FLOAT, ["N", 9, 64])
+    inputs = rotary_inputs(SMOLLM2, 3, 0) | {name: wrong}
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=message):
+        open_session(graph.model("rotary", [])).run(None, inputs)
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_odd_heads_are_refused(size: int) -> None:
+    graph = OnnxGraph()
+    qkv = graph.input("qkv", TensorProto.FLOAT, ["T", "Q"])
+    tables = (graph.input(name, TensorProto.FLOAT, ["P", "C"]) for name in ("cosines", "sines"))
+    positions = graph.input("position_ids", TensorProto.INT32, ["T"])
+    q, _, _ = NATIVE.rotated_heads(graph, qkv, Heads(1, 1, size), Rotary(*tables, positions), None, 1e-5)
+    graph.output(q, "q_heads", TensorProto.FLOAT, ["T", 1, "D"])
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException, match=f"is even; got {size}"):
+        open_session(graph.model("rotary", []))
+
+
+@lru_cache(maxsize=64)
+def gate_session(size: int, operators: Operators, num_threads: int = 1) -> onnxruntime.InferenceSession:
+    graph = OnnxGraph()
+    out = operators.silu_gate(graph, graph.input("both", TensorProto.FLOAT, ["T", 2 * size]), size)
+    graph.output(out, "out", TensorProto.FLOAT, ["T", size])
+    return open_session(graph.model("gate", []), num_threads)
+
+
+def gate(both: NDArray[np.float32], num_threads: int = 1) -> NDArray[np.float32]:
+    out: NDArray[np.float32] = gate_session(both.shape[1] // 2, NATIVE, num_threads).run(None, {"both": both})[0]
+    return out
+
+
+def gate_input(size: int, num_rows: int, seed: int) -> NDArray[np.float32]:
+    random = np.random.default_rng(seed)
+    scale = random.choice([0.1, 3, 30], (num_rows, 1))
+    return (random.standard_normal((num_rows, 2 * size)) * scale).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@example(1536, 5, 0)
+def test_silu_gate_is_exact_where_the_portable_form_is_near(size: int, num_rows: int, seed: int) -> None:
+    both = gate_input(size, num_rows, seed)
+    gates, ups = both[:, :size].astype(np.float64), both[:, size:].astype(np.float64)
+    exact = gates / (1 + np.exp(-gates)) * ups
+    np.testing.assert_allclose(gate(both), exact, rtol=1e-6, atol=1e-30)
+    # ONNX Runtime's Sigmoid takes everything below -18 for -18, and is off by 1e-6 of one.
+    portable = gate_session(size, PORTABLE).run(None, {"both": both})[0]
+    np.testing.assert_allclose(portable, exact, rtol=1e-5, atol=1e-4)
+
+
+def test_silu_gate_of_extremes() -> None:
+    gates = np.array([-np.inf, -1e4, -104, -88.5, -0.0, 0, 104, 1e4, np.nan], np.float32)
+    out = gate(np.concatenate([gates, np.ones_like(gates)])[None])[0]
+    np.testing.assert_allclose(out[1:8], [0, 0, 0, 0, 0, 104, 1e4], rtol=1e-6, atol=1e-30)
+    assert np.isnan(out[8]), "what is broken must show"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@example(1536, 64, 0)
+def test_a_row_is_gated_alike_in_any_batch_and_on_any_instruction_set(size: int, num_rows: int, seed: int) -> None:
+    both = gate_input(size, num_rows, seed)
+    together = gate(both, 2)
+    for row in range(num_rows):
+        np.testing.assert_array_equal(gate(both[row : row + 1])[0], together[row])
+    with instruction_set("avx2"):
+        np.testing.assert_array_equal(gate(both), together)
+
+
+def test_a_gate_of_unequal_halves_is_refused() -> None:
+    graph = OnnxGraph()
+    out = graph.op("SiluGate", graph.input("both", TensorProto.FLOAT, ["T", "F"]), domain=DRAFTLINE)
+    graph.output(out, "out", TensorProto.FLOAT, ["T", "G"])
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="two equal halves"):
+        open_session(graph.model("gate", [])).run(None, {"both": np.zeros((2, 5), np.float32)})
