@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Literal
 
-from draftline.errors import BuildError
+from draftline.errors import ArtifactError, BuildError
 
 Kernels = Literal["native", "onnxruntime"]
+WantedKernels = Literal["auto", "native", "onnxruntime"]
 MODULE = "draftline.sessions.cpu_kernels"  # no Python module, but found as one, in a wheel and beside a checkout
+CURE = "install draftline from a wheel or with a C++ compiler, or set engine.kernels to onnxruntime"
 
 
 @functools.cache
@@ -24,15 +27,29 @@ def find_library() -> Path | None:
 @functools.cache
 def instruction_set() -> str | None:
     """Name the instruction set of the native operators; None without the library, or where this processor runs none."""
+    return _load()[0]
+
+
+@functools.cache
+def why_not_native() -> str:
+    """Say why there are no native operators here."""
+    return _load()[1]
+
+
+def _load() -> tuple[str | None, str]:
     path = find_library()
     if path is None:
-        return None
-    library = ctypes.CDLL(str(path))
+        return None, "none"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # of another architecture, or for a newer system
+        return None, f"one that does not load ({error})"
     library.draftline_instruction_set.restype = ctypes.c_char_p
-    return library.draftline_instruction_set().decode() or None
+    name = library.draftline_instruction_set().decode()
+    return name or None, "a processor with neither AVX2 nor NEON"
 
 
-def choose_kernels(wanted: Literal["auto", "native", "onnxruntime"]) -> Kernels:
+def choose_kernels(wanted: WantedKernels) -> Kernels:
     """Return the kernels to build an engine for; ``auto`` is ``native`` where this machine has them.
 
     Raises: BuildError for ``native`` where it has not.
@@ -46,9 +63,23 @@ def choose_kernels(wanted: Literal["auto", "native", "onnxruntime"]) -> Kernels:
     raise BuildError("engine.kernels", "native needs the compiled library", why_not_native(), CURE)
 
 
-CURE = "install draftline from a wheel or with a C++ compiler, or set engine.kernels to onnxruntime"
+def describe_kernels(wanted: WantedKernels) -> str:
+    """Name what an engine's kernels follow from on this machine; another answer asks for another build."""
+    path = find_library()
+    if wanted == "onnxruntime":
+        return "onnxruntime"
+    if path is None or instruction_set() is None:
+        return "no native library"
+    return f"native library {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 
 
-def why_not_native() -> str:
-    """Say why there are no native operators here."""
-    return "none" if find_library() is None else "a processor with neither AVX2 nor NEON"
+def library_of_engine(directory: Path) -> Path:
+    """Return the library for the engine in ``directory``, which was built for native operators.
+
+    Raises: ArtifactError where this machine has no library, or cannot run it.
+    """
+    path = find_library()
+    if path is None or instruction_set() is None:
+        rule = "an engine of native kernels needs the compiled library"
+        raise ArtifactError(directory, rule, why_not_native(), f"{CURE} and build the engine again")
+    return path

@@ -7,7 +7,6 @@ import shutil
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import onnx
 from onnx import TensorProto
@@ -27,7 +26,7 @@ from draftline.sessions.engine_config import (
     write_engine_config,
 )
 from draftline.sessions.engine_weights import CHECKPOINT_FILE, read_engine_weights, rotary_entries
-from draftline.sessions.native_kernels import Kernels, choose_kernels
+from draftline.sessions.native_kernels import Kernels, WantedKernels, choose_kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 __all__ = ["CHECKPOINT_FILE", "MODEL_FILE", "WEIGHTS_FILE", "DraftSource", "build_engine"]
@@ -44,7 +43,7 @@ def build_engine(
     *,
     weights_dtype: str,
     pool_dtype: PoolDtype = "float32",
-    kernels: Literal["auto", "native", "onnxruntime"] = "auto",
+    kernels: WantedKernels = "auto",
     max_batch_size: int,
     max_seq_len: int,
     max_num_tokens: int,
@@ -64,7 +63,8 @@ def build_engine(
     I has the same files, named ``draft-I.onnx``, ``draft-I-rank0.safetensors`` and ``draft-I.safetensors``; the heads
     of Medusa are part of the target's graph.
 
-    Raises: BuildError for drafts that do not fit the target, the tree or each other.
+    Raises: BuildError for drafts that do not fit the target, the tree or each other, and for native kernels where this
+    machine has none.
     """
     config = load_checkpoint_config(checkpoint)
     chosen = choose_kernels(kernels)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftline.sessions.batch_split import KEY_CHUNK, Part, StepCost, fit_columns, split_batch
+from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import EngineConfig, draft_model_file
 from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from draftline.sessions.passes import choose_passes
 from draftline.sessions.protocol import DraftBatch, DraftResult, StepBatch
 from draftline.tree import causal_mask
 
@@ -22,11 +22,11 @@ class OnnxRuntimeDraftSession:
 
     A step's rows stay in one array per forward: keys and values, and the outputs a head is fed with at the next depth.
     Features of the target that rows are fed with are copied when they are kept: they outlive the target's forward.
-    A first forward whose sequences differ much runs in parts, as the target's steps do.
+    A first forward runs in passes, as the target's steps do.
     """
 
     def __init__(self, directory: Path, config: EngineConfig, index: int, target_session: OnnxRuntimeSession) -> None:
-        self._config, self._draft, self._target = config, config.drafts[index], target_session
+        self._draft, self._target = config.drafts[index], target_session
         draft = self._draft
         pool_shape = (
             draft.num_layers,
@@ -37,12 +37,13 @@ class OnnxRuntimeDraftSession:
             draft.head_size,
         )
         path = directory / draft_model_file(index)
-        self._graph = OnnxRuntimeGraph(path, config.num_threads, pool_shape, takes_turns=True)
+        self._graph = OnnxRuntimeGraph(path, config, pool_shape, takes_turns=True)
         self._is_head = draft.feature_size > 0
         self._row_names = ("kv_rows", "hidden") if self._is_head else ("kv_rows",)
         self._sample_names = ("candidate_ids", "candidate_log_probs", *(() if self._is_head else ("sampled_ids",)))
         self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
-        self._cost = StepCost.of_draft(draft, config.weights_dtype)
+        cost = StepCost.of_draft(draft, config.weights_dtype)
+        self._passes = choose_passes(config, cost, repeats_single_rows=False)
         self._no_kept_kv = np.empty((0, 2 * draft.num_layers, draft.num_key_value_heads * draft.head_size), np.float32)
         # Rows of this step, by forward: the id of its first row, and its rows.
         self._first_ids: list[int] = []
@@ -54,13 +55,15 @@ class OnnxRuntimeDraftSession:
         if batch.is_first:
             self._first_ids, self._kv_rows, self._hidden, self._num_rows = [], [], [], 0
         num_new = len(batch.input_ids)
+        may_split = batch.is_first and np.array_equal(batch.row_ids, np.arange(num_new))
         features = self._feature_feeds(batch.feature_rows) if self._is_head else {}
-        results: dict[str, NDArray[Any]] = {}
-        for part in self._parts(batch):
-            rows = self._in_step_feeds(batch.row_ids if len(part.rows) == num_new else np.arange(len(part.rows)))
-            chosen = {name: value[part.rows] if len(value) else value for name, value in features.items()}
-            outputs = self._run_part(part.batch, rows | chosen)
-            _merge(results, outputs, part, num_new, len(batch.candidate_rows))
+
+        def run_pass(part: StepBatch, rows: NDArray[np.int64] | slice) -> dict[str, NDArray[Any]]:
+            row_ids = np.arange(len(part.input_ids)) if may_split else batch.row_ids
+            chosen = {name: value[rows] if len(value) else value for name, value in features.items()}
+            return self._run_pass(part, self._in_step_feeds(row_ids) | chosen)
+
+        results = self._passes.run(_step_of(batch), run_pass, may_split=may_split)
         self._first_ids.append(self._num_rows)
         self._num_rows += num_new
         self._kv_rows.append(results["kv_rows"])
@@ -90,29 +93,6 @@ class OnnxRuntimeDraftSession:
 
     def close(self) -> None:
         self._graph.close()
-
-    def _parts(self, batch: DraftBatch) -> list[Part]:
-        """The forward as a step of the target's kind, whose sampled rows are those with candidates."""
-        step = StepBatch(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            sequence_starts=batch.sequence_starts,
-            context_lengths=batch.context_lengths,
-            block_table=batch.block_table,
-            sample_rows=batch.candidate_rows,
-            temperature=batch.temperature,
-            top_k=batch.top_k,
-            top_p=batch.top_p,
-            uniform=batch.uniform,
-            packed_mask=batch.packed_mask,
-        )
-        num_new = len(batch.input_ids)
-        if batch.is_first and np.array_equal(batch.row_ids, np.arange(num_new)):
-            return split_batch(step, self._cost, self._config.block_size)
-        num_keys = int((batch.context_lengths + np.diff(batch.sequence_starts)).max())
-        columns = -(-num_keys // KEY_CHUNK) * KEY_CHUNK // self._config.block_size
-        step = replace(step, block_table=fit_columns(batch.block_table, columns))
-        return [Part(step, np.arange(num_new), np.arange(len(batch.candidate_rows)))]
 
     def _feature_feeds(self, feature_rows: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
         draft = self._draft
@@ -147,7 +127,7 @@ class OnnxRuntimeDraftSession:
             gathered[chosen] = by_forward[forward][ids[chosen] - self._first_ids[forward]]
         return gathered
 
-    def _run_part(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _run_pass(self, step: StepBatch, in_step: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         mask = causal_mask(step.sequence_starts) if step.packed_mask is None else step.packed_mask
         sampling: dict[str, NDArray[Any]] = {"candidate_rows": step.sample_rows}
         if not self._is_head:
@@ -158,7 +138,7 @@ class OnnxRuntimeDraftSession:
         feeds = {
             "input_ids": step.input_ids,
             "position_ids": step.position_ids,
-            "block_table": step.block_table,
+            "block_table": np.ascontiguousarray(step.block_table),
             "context_lengths": step.context_lengths,
             "sequence_starts": step.sequence_starts,
             "packed_mask": np.ascontiguousarray(mask),
@@ -167,15 +147,18 @@ class OnnxRuntimeDraftSession:
         return outputs | {name: outputs[name][:num_candidates] for name in self._sample_names}
 
 
-def _merge(
-    results: dict[str, NDArray[Any]], outputs: dict[str, NDArray[Any]], part: Part, num_rows: int, num_candidates: int
-) -> None:
-    """Put the outputs of a part where they stand in the whole forward."""
-    if len(part.rows) == num_rows:
-        results |= outputs
-        return
-    for name, value in outputs.items():
-        size, places = (num_rows, part.rows) if name in ("kv_rows", "hidden") else (num_candidates, part.samples)
-        if name not in results:
-            results[name] = np.empty((size, *value.shape[1:]), value.dtype)
-        results[name][places] = value
+def _step_of(batch: DraftBatch) -> StepBatch:
+    """The forward as a step of the target's kind, whose sampled rows are those with candidates."""
+    return StepBatch(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        sequence_starts=batch.sequence_starts,
+        context_lengths=batch.context_lengths,
+        block_table=batch.block_table,
+        sample_rows=batch.candidate_rows,
+        temperature=batch.temperature,
+        top_k=batch.top_k,
+        top_p=batch.top_p,
+        uniform=batch.uniform,
+        packed_mask=batch.packed_mask,
+    )

@@ -10,18 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.errors import ArtifactError, MissingPackageError
+from draftline.sessions.engine_config import EngineConfig, PoolDtype
+from draftline.sessions.native_kernels import library_of_engine
+
+ORT_TYPES: dict[PoolDtype, str] = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
 
 class OnnxRuntimeGraph:
-    """``pool [layers, max_blocks, 2, K, S, D] float32`` is one numpy array, read in place as ``kv_pool.L``.
+    """``pool [layers, max_blocks, 2, K, S, D]`` of the engine's ``pool_dtype`` is one numpy array, read in place as
+    ``kv_pool.L``.
 
     ``takes_turns``: whether another graph runs when this one is done. Its threads then stop at once instead of spinning
     for more work on the cores that the other one needs.
     """
 
     def __init__(
-        self, path: Path, num_threads: int, pool_shape: tuple[int, int, int, int, int, int], *, takes_turns: bool
+        self, path: Path, config: EngineConfig, pool_shape: tuple[int, int, int, int, int, int], *, takes_turns: bool
     ) -> None:
+        """Load the graph at ``path`` of the engine of ``config``.
+
+        Raises: ArtifactError for a damaged graph, or native operators that are not to be had here;
+        MissingPackageError without ONNX Runtime.
+        """
         try:
             import onnxruntime
         except ImportError:
@@ -31,32 +41,38 @@ class OnnxRuntimeGraph:
         state = onnxruntime.capi.onnxruntime_pybind11_state
         self._failures = (state.Fail, state.RuntimeException, state.InvalidArgument, state.EPFail)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads
+        options.intra_op_num_threads = config.num_threads
         options.enable_mem_pattern = False  # every step has other shapes
         options.log_severity_level = 3
         if takes_turns:
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        if config.kernels == "native":
+            options.register_custom_ops_library(str(library_of_engine(path.parent)))
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except (*self._failures, state.NoSuchFile, state.InvalidGraph, state.InvalidProtobuf) as error:
             raise ArtifactError(
                 path, "is a graph that ONNX Runtime loads", str(error), "build the engine again"
             ) from error
-        self._check_pools(path, pool_shape)
-        self.pool = np.zeros(pool_shape, np.float32)
+        self._check_pools(path, config.pool_dtype, pool_shape)
+        self.pool = np.zeros(pool_shape, config.pool_dtype)
         self._binding = self._session.io_binding()
         self._pool_values = [onnxruntime.OrtValue.ortvalue_from_numpy(layer) for layer in self.pool]
         for layer, value in enumerate(self._pool_values):
             self._binding.bind_ortvalue_input(f"kv_pool.{layer}", value)
 
-    def _check_pools(self, path: Path, pool_shape: tuple[int, int, int, int, int, int]) -> None:
+    def _check_pools(self, path: Path, dtype: PoolDtype, pool_shape: tuple[int, int, int, int, int, int]) -> None:
         """Raise ArtifactError unless the graph reads the pools that ``config.json`` describes."""
         num_layers, _, *shape = pool_shape
-        described = {f"kv_pool.{layer}": shape for layer in range(num_layers)}
-        inputs = {value.name: value.shape[1:] for value in self._session.get_inputs() if "kv_pool." in value.name}
+        described = {f"kv_pool.{layer}": (ORT_TYPES[dtype], shape) for layer in range(num_layers)}
+        inputs = {
+            value.name: (value.type, value.shape[1:])
+            for value in self._session.get_inputs()
+            if "kv_pool." in value.name
+        }
         if inputs != described:
             got = f"{len(inputs)} layers of {next(iter(inputs.values()), None)}"
-            rule = f"reads the pools of config.json, {len(described)} layers of {shape}"
+            rule = f"reads the pools of config.json, {len(described)} layers of {(ORT_TYPES[dtype], shape)}"
             raise ArtifactError(path, rule, got, "build the engine again")
 
     def run(self, feeds: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
@@ -78,7 +94,7 @@ class OnnxRuntimeGraph:
         return dict(zip(names, outputs, strict=True))
 
     def write_rows(self, kv_rows: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Write ``rows`` of ``kv_rows [T, 2 * layers, K * D]`` into ``slots`` of the pool."""
+        """Write ``rows`` of ``kv_rows [T, 2 * layers, K * D]`` into ``slots`` of the pool, rounded to its dtype."""
         layers, _, _, num_heads, block_size, head_size = self.pool.shape
         blocks, offsets = np.divmod(slots, block_size)
         self.pool[:, blocks, :, :, offsets] = kv_rows[rows].reshape(-1, layers, 2, num_heads, head_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.logit_edits import NO_EDITS, LogitEdits
-from draftline.sessions.batch_split import KEY_CHUNK, StepCost, split_batch
+from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import METHODS_WITH_SESSIONS, MODEL_FILE, EngineConfig
 from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph
+from draftline.sessions.passes import choose_passes
 from draftline.sessions.protocol import StepBatch, StepResult
 from draftline.tree import causal_mask
 
 
 class OnnxRuntimeSession:
-    """Implements ``Session``. The pool is one numpy array ``[layers, max_blocks, 2, K, S, D] float32``, read in place.
+    """Implements ``Session``. The pool is one numpy array ``[layers, max_blocks, 2, K, S, D]``, read in place.
 
-    A step whose sequences differ much in rows or keys runs as several forwards (``batch_split``): the function body
-    pads sequences to the longest one. Results do not depend on the split, by the row law of the graph.
+    A step is one forward, or several where that is cheaper for the operators of the engine (``passes``).
     """
 
-    key_chunk = KEY_CHUNK
-
     def __init__(self, directory: Path, config: EngineConfig) -> None:
-        model, self._config = config.model, config
+        model = config.model
         pool_shape = (
             model.num_hidden_layers,
             config.max_blocks,
@@ -36,21 +34,17 @@ class OnnxRuntimeSession:
             config.block_size,
             model.head_size,
         )
-        self._graph = OnnxRuntimeGraph(
-            directory / MODEL_FILE,
-            config.num_threads,
-            pool_shape,
-            takes_turns=any(draft.method in METHODS_WITH_SESSIONS for draft in config.drafts),
-        )
-        self._cost = StepCost.of_model(model, config.weights_dtype)
+        takes_turns = any(draft.method in METHODS_WITH_SESSIONS for draft in config.drafts)
+        self._graph = OnnxRuntimeGraph(directory / MODEL_FILE, config, pool_shape, takes_turns=takes_turns)
+        cost = StepCost.of_model(model, config.weights_dtype)
+        self._passes = choose_passes(config, cost, repeats_single_rows=config.weights_dtype == "int4")
+        self.key_chunk = self._passes.key_chunk
         self._head_names = ("head_ids", "head_log_probs") if any(draft.num_heads for draft in config.drafts) else ()
         self._row_names = (
             ("kv_rows", "features") if any(draft.feature_size for draft in config.drafts) else ("kv_rows",)
         )
-        # Uncommitted rows of the last step: part and index inside the part of every row, and each part's kv_rows.
-        self._part_of_row: NDArray[np.int64] = np.empty(0, np.int64)
-        self._index_in_part: NDArray[np.int64] = np.empty(0, np.int64)
-        self._kv_rows: list[NDArray[np.float32]] = []
+        # Of every row of the last step.
+        self._kv_rows: NDArray[np.float32] | None = None
         self._features: NDArray[np.float32] | None = None
 
     @property
@@ -75,49 +69,23 @@ class OnnxRuntimeSession:
         return self._run(batch, ("logits",))["logits"]
 
     def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        parts = self._part_of_row[rows]
-        for part, kv_rows in enumerate(self._kv_rows):
-            chosen = np.flatnonzero(parts == part)
-            if chosen.size:
-                self._graph.write_rows(kv_rows, self._index_in_part[rows[chosen]], slots[chosen])
+        assert self._kv_rows is not None, "rows are those of a forward"
+        self._graph.write_rows(self._kv_rows, rows, slots)
 
     def close(self) -> None:
         self._graph.close()
 
     def _run(self, batch: StepBatch, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-        parts = split_batch(batch, self._cost, self._config.block_size)
-        num_rows = len(batch.input_ids)
-        self._part_of_row = np.zeros(num_rows, np.int64)
-        self._index_in_part = np.arange(num_rows)
-        self._kv_rows, self._features = [], None
-        results: dict[str, NDArray[Any]] = {}
-        for index, part in enumerate(parts):
-            outputs = self._run_part(part.batch, names)
-            self._kv_rows.append(outputs.pop("kv_rows"))
-            self._part_of_row[part.rows] = index
-            self._index_in_part[part.rows] = np.arange(len(part.rows))
-            if "features" in outputs:
-                self._keep_features(outputs.pop("features"), part.rows, num_rows)
-            for name, value in outputs.items():
-                if name not in results:
-                    results[name] = np.empty((len(batch.sample_rows), *value.shape[1:]), value.dtype)
-                results[name][part.samples] = value
-        return results
+        self._kv_rows = self._features = None  # before others take their place in memory
 
-    def _keep_features(self, features: NDArray[np.float32], rows: NDArray[np.int64], num_rows: int) -> None:
-        if len(rows) == num_rows:
-            self._features = features
-            return
-        if self._features is None:
-            self._features = np.empty((num_rows, features.shape[1]), np.float32)
-        self._features[rows] = features[: len(rows)]
+        def run_pass(part: StepBatch, rows: object) -> dict[str, NDArray[Any]]:
+            outputs = self._graph.run(_feeds(part), (*names, *self._row_names))
+            num_samples = len(part.sample_rows)
+            return {name: value if name in self._row_names else value[:num_samples] for name, value in outputs.items()}
 
-    def _run_part(self, batch: StepBatch, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-        num_samples = len(batch.sample_rows)
-        if self._config.weights_dtype == "int4" and len(batch.input_ids) == 1:
-            batch = _twice(batch)  # without AVX-512, the 4-bit kernel sums a single row in another order
-        outputs = self._graph.run(_feeds(batch), (*names, *self._row_names))
-        return {name: value if name in self._row_names else value[:num_samples] for name, value in outputs.items()}
+        outputs = self._passes.run(batch, run_pass)
+        self._kv_rows, self._features = outputs.pop("kv_rows"), outputs.pop("features", None)
+        return outputs
 
 
 def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
@@ -125,7 +93,7 @@ def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,
-        "block_table": batch.block_table,
+        "block_table": np.ascontiguousarray(batch.block_table),
         "context_lengths": batch.context_lengths,
         "sequence_starts": batch.sequence_starts,
         "packed_mask": np.ascontiguousarray(mask),
@@ -145,17 +113,3 @@ def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
 
 def _edit_feeds(edits: LogitEdits | None) -> dict[str, NDArray[Any]]:
     return {f"edit_{field.name}": getattr(edits or NO_EDITS, field.name) for field in fields(LogitEdits)}
-
-
-def _twice(batch: StepBatch) -> StepBatch:
-    """Repeat the only sequence of a step of one row; its copy is computed and dropped."""
-    mask = batch.packed_mask
-    return replace(
-        batch,
-        input_ids=batch.input_ids.repeat(2),
-        position_ids=batch.position_ids.repeat(2),
-        sequence_starts=np.array([0, 1, 2], np.int32),
-        context_lengths=batch.context_lengths.repeat(2),
-        block_table=batch.block_table.repeat(2, axis=0),
-        packed_mask=None if mask is None else mask.repeat(2, axis=0),
-    )

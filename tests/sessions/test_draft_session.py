@@ -193,7 +193,7 @@ def test_a_forward_in_parts_is_the_forward_at_once(
     results = []
     for cost in (StepCost(1e30, 1.0, 1.0), StepCost(0.0, 1.0, 1.0)):
         for session in (opened.target, opened.draft):
-            monkeypatch.setattr(session, "_cost", cost)
+            monkeypatch.setattr(session._passes, "cost", cost)
         run = Run(opened)
         results.append(run.extend(prompts, [11, 12, 13]))
         ids = (np.cumsum(PROMPT_LENGTHS) - 1).tolist()

@@ -53,7 +53,7 @@ def test_features_stand_in_the_order_of_the_step(
     config = load_engine_config(engine)
     session = open_session(engine, config)
     assert isinstance(session, OnnxRuntimeSession)
-    monkeypatch.setattr(session, "_cost", StepCost(weights, 1.0, 1.0))
+    monkeypatch.setattr(session._passes, "cost", StepCost(weights, 1.0, 1.0))
     chains, batch = make_chains()
     session.forward(batch)
     hidden = [TargetReference(target).hidden(chain) for chain in chains]
@@ -73,7 +73,7 @@ def test_medusa_heads_propose_from_every_sampled_row(
     config = load_engine_config(engine)
     session = open_session(engine, config)
     assert open_draft_sessions(engine, config, session) == (None, None)
-    monkeypatch.setattr(session, "_cost", StepCost(weights, 1.0, 1.0))
+    monkeypatch.setattr(session._passes, "cost", StepCost(weights, 1.0, 1.0))
     chains, batch = make_chains()
     result = session.forward(batch)
     reference = TargetReference(target)

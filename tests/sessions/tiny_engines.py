@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from draftline.checkpoints.convert import convert_checkpoint
 from draftline.checkpoints.drafts import convert_head
 from draftline.checkpoints.trtllm import load_checkpoint_config
-from draftline.sessions.engine_config import DraftMethod, load_engine_config
+from draftline.sessions.engine_config import DraftMethod, PoolDtype, load_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
@@ -26,6 +27,8 @@ def build_tiny_engine(
     *,
     dtype: str = "float32",
     weights_dtype: str = "float32",
+    pool_dtype: PoolDtype = "float32",
+    kernels: Kernels = "onnxruntime",
     max_batch_size: int = 16,
     max_seq_len: int = 256,
     max_num_tokens: int = 256,
@@ -53,6 +56,8 @@ def build_tiny_engine(
         converted,
         engine,
         weights_dtype=weights_dtype,
+        pool_dtype=pool_dtype,
+        kernels=kernels,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         max_num_tokens=max_num_tokens,

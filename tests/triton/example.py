@@ -29,7 +29,7 @@ def make_engine_config() -> EngineConfig:
     model = CheckpointConfig(
         "LlamaForCausalLM", "float32", NUM_TOKENS, 64, 2, 4, 2, 16, 96, 1e-5, 10000.0, 2048, eos_token_ids=(2,)
     )
-    return EngineConfig("onnxruntime", "float32", 8, 2048, 64, 0, 16, 512, True, model)
+    return EngineConfig("onnxruntime", "onnxruntime", "float32", "float32", 8, 2048, 64, 0, 16, 512, True, model)
 
 
 def write_build(build_directory: Path) -> Path:
