@@ -18,12 +18,12 @@ def check_runnable(pipeline: Pipeline) -> None:
 
     if pipeline.engine.backend != "onnxruntime":
         refuse("engine.backend", "this version runs onnxruntime", pipeline.engine.backend, "set it to onnxruntime")
-    elif pipeline.kv_cache.dtype != "float32":
+    elif pipeline.kv_cache.dtype == "bfloat16":
         refuse(
             "kv_cache.dtype",
-            "onnxruntime keeps keys and values in float32",
+            "onnxruntime keeps keys and values in float32 or float16",
             pipeline.kv_cache.dtype,
-            "set it to float32",
+            "set it to float16",
         )
     if problems:
         raise PipelineErrors(problems)

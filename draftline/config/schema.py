@@ -139,6 +139,12 @@ class Engine(Block):
     backend: Literal["onnxruntime", "tensorrt", "tensorrt_rtx", "tensorrt_llm"] = Field(
         "onnxruntime", description="What runs the graph. `onnxruntime` needs no GPU."
     )
+    kernels: Literal["auto", "native", "onnxruntime"] = Field(
+        "auto",
+        description="Whose operators `onnxruntime` runs on a CPU. `native` are draftline's own, compiled when the "
+        "package is built; `onnxruntime` are ONNX Runtime's, slower, which need no compiler. `auto` takes `native` "
+        "where they are.",
+    )
     weights_dtype: Literal["float32", "int8", "int4"] = Field(
         "float32", description="The matrices' dtype in the engine; int8 and int4 are quantised by the build stage."
     )
@@ -155,7 +161,11 @@ class KvCache(Block):
 
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="Tokens of a block.")
     max_blocks: int = Field(2048, ge=1, le=16777216, description="Blocks of the pool, shared by all requests.")
-    dtype: Dtype = Field("float32", description="The dtype of the pool.")
+    dtype: Dtype = Field(
+        "float32",
+        description="The dtype of the pool. onnxruntime knows `float32` and `float16`, which takes half the memory and "
+        "rounds every key and value.",
+    )
     prefix_cache: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from draftline.config import Pipeline
 from draftline.stages.stage import Stage, StageCall
 
 
 @dataclass(frozen=True)
 class BuildResult:
+    kernels: str
     weights_dtype: str
     engine_bytes: int
 
 
 def run(call: StageCall) -> BuildResult:
     """Write ``model.onnx``, ``config.json``, the weights, the drafts and the tokenizer's files."""
+    from draftline.sessions.native_kernels import CURE, choose_kernels, why_not_native
     from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
     from draftline.stages.drafts import acceptance, draft_checkpoint, tree_shape
 
     engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
+    assert kv_cache.dtype != "bfloat16", "such a pipeline is refused"
+    kernels = choose_kernels(engine.kernels)
+    if kernels != "native" and engine.kernels == "auto":
+        call.say(f"no native CPU kernels ({why_not_native()}): ONNX Runtime's serve, slower; {CURE}")
     drafts = [
         DraftSource(draft.method, draft_checkpoint(call.build_directory, index) if draft.checkpoint else None)
         for index, draft in enumerate(call.pipeline.draft)
@@ -27,6 +35,8 @@ def run(call: StageCall) -> BuildResult:
         call.build_directory / "checkpoint",
         call.destination,
         weights_dtype=engine.weights_dtype,
+        pool_dtype=kv_cache.dtype,
+        kernels=kernels,
         max_batch_size=engine.max_batch_size,
         max_seq_len=engine.max_seq_len,
         max_num_tokens=engine.max_num_tokens,
@@ -40,7 +50,14 @@ def run(call: StageCall) -> BuildResult:
         acceptance=acceptance(call.pipeline),
     )
     files = [path for path in call.destination.rglob("*") if path.is_file()]
-    return BuildResult(engine.weights_dtype, sum(path.stat().st_size for path in files))
+    return BuildResult(kernels, engine.weights_dtype, sum(path.stat().st_size for path in files))
+
+
+def machine(pipeline: Pipeline) -> Mapping[str, str]:
+    """Return whether there are native CPU kernels, and which: ``auto`` follows them."""
+    from draftline.sessions.native_kernels import describe_kernels
+
+    return {"CPU kernels": describe_kernels(pipeline.engine.kernels)}
 
 
 STAGE = Stage(
@@ -58,6 +75,7 @@ STAGE = Stage(
         "acceptance.epsilon",
         "acceptance.alpha",
         "engine.backend",
+        "engine.kernels",
         "engine.weights_dtype",
         "engine.max_batch_size",
         "engine.max_seq_len",
@@ -71,4 +89,5 @@ STAGE = Stage(
     needs=("convert",),
     packages=("numpy", "onnx", "onnxruntime"),
     modules=("draftline.stages.build",),
+    machine=machine,
 )

@@ -20,6 +20,7 @@ def stage_inputs(stage: Stage, pipeline: Pipeline) -> dict[str, str]:
     inputs = {"draftline": draftline.__version__, "code": code_sha256(stage.modules, stage.shared)}
     inputs |= {f"setting {name}": json.dumps(value) for name, value in stage.settings_of(pipeline).items()}
     inputs |= {f"package {name}": package_version(name) for name in stage.packages}
+    inputs |= stage.machine(pipeline)
     return inputs
 
 

@@ -38,7 +38,8 @@ class Stage:
     ``settings`` are dotted fields of the pipeline (one of ``draft`` is that of each draft), ``needs`` names earlier
     stages, ``packages`` distributions, ``modules`` and ``shared`` (folders of ``share_path``) draftline's own code,
     what that imports included. ``reads_source``: the files of the target's checkpoint and of the drafts' are an input.
-    ``run`` returns a dataclass, and raises to fail.
+    ``machine`` names what else of this machine the output depends on, for a pipeline. ``run`` returns a dataclass, and
+    raises to fail.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Stage:
     modules: tuple[str, ...] = ()
     shared: tuple[SharedFolder, ...] = ()
     reads_source: bool = False
+    machine: Callable[[Pipeline], Mapping[str, str]] = lambda pipeline: {}
 
     def settings_of(self, pipeline: Pipeline) -> Mapping[str, object]:
         """Return the values of ``settings``; None for those of an absent block."""

@@ -42,6 +42,7 @@ def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) ->
         (["draft.method=eagle3", "draft.checkpoint=head"], []),
         (["draft.method=ngram", "engine.backend=tensorrt_rtx"], ["engine.backend"]),
         (["engine.backend=tensorrt"], ["engine.backend"]),
+        (["kv_cache.dtype=float16"], []),
         (["target.dtype=bfloat16", "kv_cache.dtype=bfloat16"], ["kv_cache.dtype"]),
     ],
 )
