@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import onnx
 
-from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph
+from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
 from draftline.graphs.operators import HeadNorms, Heads, Rotary
 from draftline.graphs.sampler import EditInputs
 from draftline.graphs.step_inputs import SamplingInputs
 
 
 class NativeOperators:
-    """Implements ``Operators``. TreeAttention is an operator, not a function; norms with a sum are ONNX Runtime's."""
+    """Implements ``Operators``. TreeAttention is an operator, not a function."""
 
     def functions(self) -> list[onnx.FunctionProto]:
         return []
 
     def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
-        normed, _, _, total = graph.ops(
-            "SkipSimplifiedLayerNormalization", x, y, weight, outputs=4, domain=MICROSOFT, epsilon=epsilon
-        )
+        total, normed = graph.ops("AddNorm", x, y, weight, outputs=2, domain=DRAFTLINE, epsilon=epsilon)
         return total, normed
 
     def rotated_heads(

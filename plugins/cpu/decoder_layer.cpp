@@ -42,6 +42,22 @@ void SiluGate::compute(Call& call) const {
   });
 }
 
+void AddNorm::compute(Call& call) const {
+  const Tensor x = call.input(0), y = call.input(1), weight = call.input(2);
+  const int64_t num_rows = x.dims[0], size = x.dims[1];
+  if (size < 1) throw Error("rows have an element at least");
+  check_shape(x, "x", {num_rows, size});
+  check_shape(y, "y", {num_rows, size});
+  check_shape(weight, "weight", {size});
+  float* total = call.output<float>(0, std::array{num_rows, size});
+  float* normed = call.output<float>(1, std::array{num_rows, size});
+  for_rows(call, num_rows, size, [&, kernel = kernels()->add_norm](int64_t t) {
+    const int64_t at = t * size;
+    kernel(x.as<float>() + at, y.as<float>() + at, static_cast<size_t>(size), weight.as<float>(), epsilon_, total + at,
+           normed + at);
+  });
+}
+
 RotatedHeads::RotatedHeads(const Attributes& attributes)
     : num_heads_(attributes.integer("num_heads")),
       num_kv_heads_(attributes.integer("num_kv_heads")),

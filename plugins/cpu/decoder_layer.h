@@ -16,6 +16,21 @@ struct SiluGate {
   void compute(Call& call) const;
 };
 
+// AddNorm(x, y [T, size], weight [size]) -> sum [T, size]: x + y; normed [T, size]: sum * weight / rms(sum).
+class AddNorm {
+ public:
+  static constexpr const char* kName = "AddNorm";
+  static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat, ort::kFloat};
+  static constexpr ort::ElementType kOutputs[] = {ort::kFloat, ort::kFloat};
+  static constexpr size_t kNumRequired = 3;
+
+  explicit AddNorm(const Attributes& attributes) : epsilon_(attributes.real("epsilon")) {}
+  void compute(Call& call) const;
+
+ private:
+  float epsilon_;
+};
+
 // RotatedHeads(qkv [T, (H + 2 K) D], cosines, sines [positions, D / 2], position_ids [T], q_norm, k_norm [D])
 // -> q [T, H, D], k, v [T, K, D]. Element i of a head is rotated with element i + D / 2.
 class RotatedHeads {

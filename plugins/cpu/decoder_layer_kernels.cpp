@@ -7,14 +7,19 @@ namespace {
 
 int lanes_left(size_t i, size_t count) { return static_cast<int>(count - i < kLanes ? count - i : kLanes); }
 
-// out = x * weight / rms(x). The sum of squares is that of 16 lanes, then of their tree.
-void norm(const float* x, size_t size, const float* weight, float epsilon, float* out) {
+// Of a row, by 16 lanes and then their tree.
+float sum_of_squares(const float* x, size_t size) {
   F16 squares = set(0.0f);
   for (size_t i = 0; i < size; i += kLanes) {
     const F16 part = load_first(x + i, lanes_left(i, size));
     squares = fma(part, part, squares);
   }
-  const F16 scale = set(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(size) + epsilon));
+  return sum(squares);
+}
+
+// out = x * weight / rms(x); out may be x.
+void norm(const float* x, size_t size, const float* weight, float epsilon, float* out) {
+  const F16 scale = set(1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + epsilon));
   for (size_t i = 0; i < size; i += kLanes) {
     const int n = lanes_left(i, size);
     store_first(out + i, mul(mul(load_first(x + i, n), scale), load_first(weight + i, n)), n);
@@ -31,6 +36,15 @@ void silu_gate(const float* gate, const float* up, float* out, size_t count) {
     const F16 sigmoid = div(one, add(one, exp(sub(set(0.0f), g))));
     store_first(out + i, mul(mul(g, sigmoid), load_first(up + i, n)), n);
   }
+}
+
+void add_norm(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
+              float* normed) {
+  for (size_t i = 0; i < size; i += kLanes) {
+    const int n = lanes_left(i, size);
+    store_first(total + i, add(load_first(x + i, n), load_first(y + i, n)), n);
+  }
+  norm(total, size, weight, epsilon, normed);
 }
 
 void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,

@@ -15,6 +15,10 @@ struct Kernels {
   // out[i] = silu(gate[i]) * up[i].
   void (*silu_gate)(const float* gate, const float* up, float* out, size_t count);
 
+  // total = x + y, normed = total * weight / rms(total).
+  void (*add_norm)(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
+                   float* normed);
+
   // Rotates heads of `2 * half` elements: out[i] = x[i] cosines[i] - x[i + half] sines[i], out[i + half] = x[i + half]
   // cosines[i] + x[i] sines[i]. x is a head, or its RMS norm where there is a norm_weight.
   void (*rotate_heads)(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
@@ -43,6 +47,8 @@ extern const Kernels kKernels;
 #if defined(DRAFTLINE_ISA)
 namespace draftline::DRAFTLINE_ISA {
 void silu_gate(const float* gate, const float* up, float* out, size_t count);
+void add_norm(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
+              float* normed);
 void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
                   const float* norm_weight, float epsilon, float* out);
 }  // namespace draftline::DRAFTLINE_ISA

@@ -64,7 +64,7 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
   static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
   if (domain == nullptr) {
     if (ort::Status* status = api->create_domain("draftline", &domain)) return status;
-    for (const ort::CustomOp* op : {describe<SiluGate>(), describe<RotatedHeads>()}) {
+    for (const ort::CustomOp* op : {describe<SiluGate>(), describe<AddNorm>(), describe<RotatedHeads>()}) {
       if (ort::Status* status = api->add_op(domain, op)) return status;
     }
   }

@@ -11,6 +11,7 @@ extern const Kernels kKernels;
 const Kernels kKernels = {
     DRAFTLINE_NAME(DRAFTLINE_ISA),
     silu_gate,
+    add_norm,
     rotate_heads,
 };
 

@@ -1,4 +1,4 @@
-"""``RotatedHeads`` and ``SiluGate``, the native operators that are one pass over memory."""
+"""``AddNorm``, ``RotatedHeads`` and ``SiluGate``, the native operators that are one pass over memory."""
 
 from __future__ import annotations
 
@@ -217,3 +217,64 @@ def test_a_gate_of_unequal_halves_is_refused() -> None:
     graph.output(out, "out", TensorProto.FLOAT, ["T", "G"])
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="two equal halves"):
         open_session(graph.model("gate", [])).run(None, {"both": np.zeros((2, 5), np.float32)})
+
+
+@lru_cache(maxsize=64)
+def norm_session(size: int, operators: Operators, num_threads: int = 1) -> onnxruntime.InferenceSession:
+    graph = OnnxGraph()
+    x, y = (graph.input(name, TensorProto.FLOAT, ["T", size]) for name in "xy")
+    weight = graph.input("weight", TensorProto.FLOAT, ["size"])
+    total, normed = operators.add_norm(graph, x, y, weight, 1e-5)
+    graph.output(total, "sum", TensorProto.FLOAT, ["T", size])
+    graph.output(normed, "normed", TensorProto.FLOAT, ["T", size])
+    return open_session(graph.model("norm", []), num_threads)
+
+
+def norm_inputs(size: int, num_rows: int, seed: int) -> dict[str, NDArray[np.float32]]:
+    random = np.random.default_rng(seed)
+    scale = random.choice([0, 1e-3, 3, 100], (num_rows, 1))
+    x, y = ((random.standard_normal((num_rows, size)) * scale).astype(np.float32) for _ in "xy")
+    return {"x": x, "y": y, "weight": random.uniform(0.5, 1.5, size).astype(np.float32)}
+
+
+def add_norm(inputs: dict[str, NDArray[np.float32]], num_threads: int = 1) -> list[NDArray[np.float32]]:
+    outputs: list[NDArray[np.float32]] = norm_session(inputs["x"].shape[1], NATIVE, num_threads).run(None, inputs)
+    return outputs
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@example(576, 5, 0)
+def test_add_norm_equals_the_portable_form(size: int, num_rows: int, seed: int) -> None:
+    inputs = norm_inputs(size, num_rows, seed)
+    total, normed = add_norm(inputs)
+    np.testing.assert_array_equal(total, inputs["x"] + inputs["y"])
+    np.testing.assert_allclose(normed, norm_session(size, PORTABLE).run(None, inputs)[1], rtol=2e-6, atol=1e-30)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@example(576, 64, 0)
+def test_a_row_is_normed_alike_in_any_batch_and_on_any_instruction_set(size: int, num_rows: int, seed: int) -> None:
+    inputs = norm_inputs(size, num_rows, seed)
+    together = add_norm(inputs, 2)
+    for row in range(num_rows):
+        alone = {name: value if name == "weight" else value[row : row + 1] for name, value in inputs.items()}
+        for found, wanted in zip(add_norm(alone), together, strict=True):
+            np.testing.assert_array_equal(found[0], wanted[row])
+    with instruction_set("avx2"):
+        for found, wanted in zip(add_norm(inputs), together, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"), [("y", (2, 8), "y has the shape 3 8; got 2 8"), ("weight", (7,), "shape 8; got 7")]
+)
+def test_norms_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    graph = OnnxGraph()
+    names = [graph.input(x, TensorProto.FLOAT, dims) for x, dims in (("x", "ab"), ("y", "cd"), ("weight", "e"))]
+    total, _ = NATIVE.add_norm(graph, *names, 1e-5)
+    graph.output(total, "sum", TensorProto.FLOAT, ["a", "b"])
+    inputs = norm_inputs(8, 3, 0) | {name: np.zeros(shape, np.float32)}
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=message):
+        open_session(graph.model("norm", [])).run(None, inputs)
