@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
@@ -117,6 +117,9 @@ def load_engine_config(directory: Path) -> EngineConfig:
                 f"{path}: {key}", f"this draftline serves engines with {expected}", found, "run `draftline run` again"
             )
     _check_keys(document, {"file_bytes", *_field_names(EngineConfig)}, path)
+    for key, values in {"kernels": get_args(Kernels), "pool_dtype": get_args(PoolDtype)}.items():
+        if document[key] not in values:
+            raise ArtifactError(f"{path}: {key}", f"must be {' or '.join(values)}", document[key], _AGAIN)
     for name, num_bytes in document.pop("file_bytes").items():
         file = directory / name
         found = f"{file.stat().st_size} bytes" if file.is_file() else "no such file"

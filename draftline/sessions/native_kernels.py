@@ -24,20 +24,19 @@ def find_library() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
-@functools.cache
 def instruction_set() -> str | None:
     """Name the instruction set of the native operators; None without the library, or where this processor runs none."""
-    return _load()[0]
+    return _load(find_library())[0]
+
+
+def why_not_native() -> str:
+    """Say why there are no native operators here."""
+    return _load(find_library())[1]
 
 
 @functools.cache
-def why_not_native() -> str:
-    """Say why there are no native operators here."""
-    return _load()[1]
-
-
-def _load() -> tuple[str | None, str]:
-    path = find_library()
+def _load(path: Path | None) -> tuple[str | None, str]:
+    """Return the instruction set that the library takes, None for none; and what there is instead then."""
     if path is None:
         return None, "none"
     try:

@@ -65,6 +65,8 @@ def test_whole_engines_load(engines: dict[str, Path]) -> None:
         (lambda d: d.update(format_version=99), ["config.json: format_version", "got 99"]),
         (lambda d: d.pop("format_version"), ["config.json: format_version", "got None"]),
         (lambda d: d.update(backend="steam"), ["config.json: backend: must be onnxruntime; got steam"]),
+        (lambda d: d.update(kernels="steam"), ["config.json: kernels: must be native or onnxruntime; got steam"]),
+        (lambda d: d.update(pool_dtype="int3"), ["config.json: pool_dtype: must be float32 or float16; got int3"]),
         (lambda d: d.pop("model"), ["config.json", "model"]),
         (lambda d: d["model"].pop("head_size"), ["config.json", "head_size"]),
         (lambda d: d.update(colour="red"), ["config.json", "colour"]),
@@ -112,6 +114,12 @@ def test_a_graph_that_is_something_else(engines: dict[str, Path], tmp_path: Path
     engine = copy_of(engines["int8"], tmp_path)
     (engine / "model.onnx").write_bytes(b"GIF89a" * 100)
     check_refused(engine, "model.onnx")
+
+
+def test_a_config_of_another_pool(engines: dict[str, Path], tmp_path: Path) -> None:
+    engine = copy_of(engines["int8"], tmp_path)
+    edit_config(engine, lambda d: d.update(pool_dtype="float16"))
+    check_refused(engine, "model.onnx: reads the pools of config.json", "tensor(float16)", "build the engine again")
 
 
 def test_a_config_of_another_model(engines: dict[str, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,15 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import pytest
 
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.config import Pipeline, check_runnable
 from draftline.config.schema import BLOCKS
-from draftline.errors import CheckpointError
+from draftline.errors import BuildError, CheckpointError
 from draftline.manifest import load_manifest
+from draftline.sessions import native_kernels
+from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.opening import open_session
 from draftline.stages.check import check_heads, check_length
+from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
 from draftline.stages.table import STAGES
 from tests.tiny_checkpoints import write_tiny_checkpoint
@@ -79,7 +83,35 @@ def test_every_dtype_makes_an_engine_that_loads(root: Path, tmp_path: Path, dtyp
     other = Pipeline.model_validate(pipeline(weights_dtype=weights_dtype).model_dump() | {"target": target})
     check_runnable(other)
     run_pipeline(other, tmp_path / "build", root=root, until="build")
-    onnxruntime.InferenceSession(tmp_path / "build" / "engine" / "model.onnx")
+    engine = tmp_path / "build" / "engine"
+    open_session(engine, load_engine_config(engine)).close()
+
+
+def test_auto_says_where_it_falls_back_and_a_later_library_asks_for_another_build(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, stream = tmp_path / "build", io.StringIO()
+    with monkeypatch.context() as without_compiler:
+        without_compiler.setattr(native_kernels, "find_library", lambda: None)
+        run_pipeline(pipeline(), build, root=root, until="build", progress=Progress(stream))
+        with pytest.raises(BuildError, match=r"engine\.kernels: native needs the compiled library; got none; install"):
+            run_pipeline(pipeline(kernels="native"), tmp_path / "other", root=root, until="build")
+    assert load_engine_config(build / "engine").kernels == "onnxruntime"
+    said = [line for line in stream.getvalue().splitlines() if "no native CPU kernels" in line]
+    assert len(said) == 1
+    assert said[0].startswith("build: no native CPU kernels (none): ONNX Runtime's serve, slower; install draftline")
+    reason = run_pipeline(pipeline(), build, root=root, until="build", dry_run=True)[-1].reason
+    assert reason is not None
+    assert reason.startswith("CPU kernels changed from no native library to native library ")
+    run_pipeline(pipeline(kernels="onnxruntime"), build, root=root, until="build", progress=Progress(stream))
+    assert stream.getvalue().count("no native CPU kernels") == 1, "who asks for them is not told"
+
+
+def test_a_pool_of_half_floats(root: Path, tmp_path: Path) -> None:
+    half = Pipeline.model_validate(pipeline().model_dump() | {"kv_cache": {"max_blocks": 64, "dtype": "float16"}})
+    check_runnable(half)
+    run_pipeline(half, tmp_path / "build", root=root, until="build")
+    assert load_engine_config(tmp_path / "build" / "engine").pool_dtype == "float16"
 
 
 @pytest.mark.parametrize("weights_dtype", ["float32", "int8", "int4"])
