@@ -9,6 +9,14 @@
 
 namespace draftline {
 
+// Logits are looked at in blocks of so many; the last one may be shorter.
+constexpr size_t kLogitBlock = 64;
+
+// The weight of a logit: e^((logit - largest) * inverse_temperature) from `floor` on, 0 below it, and 0 below e^-87.
+struct Softmax {
+  float largest, inverse_temperature, floor;
+};
+
 struct Kernels {
   const char* name;  // "avx512_vnni", "avx2", "neon"
 
@@ -23,6 +31,15 @@ struct Kernels {
   // cosines[i] + x[i] sines[i]. x is a head, or its RMS norm where there is a norm_weight.
   void (*rotate_heads)(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
                        const float* norm_weight, float epsilon, float* out);
+
+  // maxima[i] = the largest logit of block i. Returns a sum of all logits: NaN where one is.
+  float (*block_maxima)(const float* logits, size_t count, float* maxima);
+
+  // weights[i] = the weight of logit i of one block.
+  void (*block_weights)(const float* logits, size_t count, const Softmax& softmax, float* weights);
+
+  // masses[i] = the sum of the weights of block i, given its maximum.
+  void (*block_masses)(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
 };
 
 // The best kernels that this processor runs, or those that use_kernels() chose; null where it runs none.
@@ -51,5 +68,8 @@ void add_norm(const float* x, const float* y, size_t size, const float* weight, 
               float* normed);
 void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
                   const float* norm_weight, float epsilon, float* out);
+float block_maxima(const float* logits, size_t count, float* maxima);
+void block_weights(const float* logits, size_t count, const Softmax& softmax, float* weights);
+void block_masses(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
 }  // namespace draftline::DRAFTLINE_ISA
 #endif

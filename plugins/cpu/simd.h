@@ -39,6 +39,10 @@ inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 round(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a where x >= bound, 0 elsewhere.
+inline F16 where_from(F16 a, F16 x, F16 bound) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), a.v)};
+}
 // 2^n for whole n in -126 .. 127.
 inline F16 power_of_two(F16 n) {
   return {
@@ -73,6 +77,10 @@ inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(
 inline F16 round(F16 a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+inline F16 where_from(F16 a, F16 x, F16 bound) {
+  return {_mm256_and_ps(a.lo, _mm256_cmp_ps(x.lo, bound.lo, _CMP_GE_OQ)),
+          _mm256_and_ps(a.hi, _mm256_cmp_ps(x.hi, bound.hi, _CMP_GE_OQ))};
 }
 inline F16 power_of_two(F16 n) {
   const auto half = [](__m256 x) {
@@ -127,6 +135,11 @@ inline F16 min(F16 a, F16 b) {
 }
 inline F16 round(F16 a) {
   return each([&](int i) { return vrndnq_f32(a.v[i]); });
+}
+inline F16 where_from(F16 a, F16 x, F16 bound) {
+  return each([&](int i) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.v[i]), vcgeq_f32(x.v[i], bound.v[i])));
+  });
 }
 inline F16 power_of_two(F16 n) {
   return each([&](int i) {

@@ -9,10 +9,7 @@ namespace draftline::DRAFTLINE_ISA {
 
 extern const Kernels kKernels;
 const Kernels kKernels = {
-    DRAFTLINE_NAME(DRAFTLINE_ISA),
-    silu_gate,
-    add_norm,
-    rotate_heads,
+    DRAFTLINE_NAME(DRAFTLINE_ISA), silu_gate, add_norm, rotate_heads, block_maxima, block_weights, block_masses,
 };
 
 }  // namespace draftline::DRAFTLINE_ISA

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from draftline.acceptance import accept_exact
 from draftline.draft_trees import DraftTrees
+from draftline.graphs.operators import Operators
 from draftline.logit_edits import NO_EDITS, edit_logits_reference
 from draftline.logit_rules import LogitRules, build_edits
 from draftline.sampling import kept_probabilities, uniform
 from draftline.tree import position_offsets
-from tests.graphs.test_sampler import Rule, sample
+from tests.graphs.test_sampler import Rule, both_forms, sample
 
 VOCAB_SIZE, NUM_DRAWN, NUM_TEXTS = 4, 3, 1200
 TEMPERATURE, TOP_K, TOP_P = 0.8, 0, 0.97
@@ -30,7 +31,7 @@ SHAPES = {"plain": [-1], "chain": [-1, 0, 1, 2], "tree": [-1, 0, 0, 0, 1, 1, 2, 
 
 
 @lru_cache
-def drawn_texts(shape: str, with_bans: bool) -> NDArray[np.int64]:
+def drawn_texts(operators: Operators, shape: str, with_bans: bool) -> NDArray[np.int64]:
     """Draw the first tokens of one answer per seed, ``[NUM_TEXTS, NUM_DRAWN]``, in steps of trees of one shape."""
     parents = np.array(SHAPES[shape], np.int32)
     depths = position_offsets(parents)
@@ -56,7 +57,7 @@ def drawn_texts(shape: str, with_bans: bool) -> NDArray[np.int64]:
         numbers = uniform(np.array(active)[:, None], positions).ravel().tolist()
         edits = build_edits([rules[seed] for seed in active], trees) or NO_EDITS
         sampling = [Rule(TEMPERATURE, TOP_K, TOP_P, number) for number in numbers]
-        sampled = sample(LOGITS[token_ids.ravel()], sampling, edits=edits)
+        sampled = sample(operators, LOGITS[token_ids.ravel()], sampling, edits=edits)
         accepted = accept_exact(trees, np.array(sampled, np.int32).reshape(token_ids.shape))
         for row, seed in enumerate(active):
             path = accepted.paths[row, 1 : accepted.num_accepted_tokens[row] + 1]
@@ -66,15 +67,17 @@ def drawn_texts(shape: str, with_bans: bool) -> NDArray[np.int64]:
     return np.array([text[len(PROMPT) :][:NUM_DRAWN] for text in texts])
 
 
+@both_forms
 @pytest.mark.parametrize("with_bans", [False, True])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_the_same_seed_gives_the_same_text(shape: str, with_bans: bool) -> None:
-    np.testing.assert_array_equal(drawn_texts(shape, with_bans), drawn_texts("plain", with_bans))
+def test_the_same_seed_gives_the_same_text(operators: Operators, shape: str, with_bans: bool) -> None:
+    np.testing.assert_array_equal(drawn_texts(operators, shape, with_bans), drawn_texts(operators, "plain", with_bans))
 
 
+@both_forms
 @pytest.mark.parametrize("with_bans", [False, True])
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_the_joint_distribution_is_the_targets(shape: str, with_bans: bool) -> None:
+def test_the_joint_distribution_is_the_targets(operators: Operators, shape: str, with_bans: bool) -> None:
     """Chi-squared over all texts of three tokens, at the 99.9 % point; what has no probability never occurs."""
     parameters = PENALTIES | (BANS if with_bans else {})
     expected = np.ones((VOCAB_SIZE,) * NUM_DRAWN)
@@ -85,7 +88,7 @@ def test_the_joint_distribution_is_the_targets(shape: str, with_bans: bool) -> N
             kept = kept_probabilities(edited, TEMPERATURE, TOP_K, TOP_P)
             expected[drawn] *= kept[token_id] / kept.sum()
     counts = np.zeros_like(expected)
-    np.add.at(counts, tuple(drawn_texts(shape, with_bans).T), 1)
+    np.add.at(counts, tuple(drawn_texts(operators, shape, with_bans).T), 1)
     possible = expected > 0
     assert counts[~possible].sum() == 0
     assert np.count_nonzero(~possible) >= (20 if with_bans else 0)

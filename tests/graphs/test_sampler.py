@@ -1,4 +1,4 @@
-"""The sampler of the graph, run by ONNX Runtime, against ``sample_reference``."""
+"""The sampler of the graph, portable and native, run by ONNX Runtime, against ``sample_reference``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.onnx_graph import OnnxGraph
-from draftline.graphs.sampler import NUCLEUS_GUESS, emit_edit_inputs, emit_edited_sampler
+from draftline.graphs.operators import PORTABLE, Operators
+from draftline.graphs.sampler import NUCLEUS_GUESS, emit_edit_inputs
+from draftline.graphs.step_inputs import emit_sampling_inputs
 from draftline.logit_edits import BANNED, NO_EDITS, LogitEdits, edited_logits
 from draftline.sampling import kept_probabilities, sample_reference
+from tests.plugins.native import open_session
 
 NEAR_ONE = float(np.float32(1 - 2.0**-24))  # the largest number that `uniform` gives
 ROUNDING = 1e-5  # of float32 probabilities and their sums
@@ -30,36 +34,32 @@ class Rule(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def session(vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSession:
+def session(operators: Operators, vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
     logits = graph.input("logits", TensorProto.FLOAT, ["R", vocab_size])
-    temperature = graph.input("temperature", TensorProto.FLOAT, ["R"])
-    top_k = graph.input("top_k", TensorProto.INT64, ["R"])
-    top_p = graph.input("top_p", TensorProto.FLOAT, ["R"])
-    uniform = graph.input("uniform", TensorProto.FLOAT, ["R"])
-    edits = emit_edit_inputs(graph)
-    sampled = emit_edited_sampler(graph, logits, edits, temperature, top_k, top_p, uniform, vocab_size)
+    sampling, edits = emit_sampling_inputs(graph), emit_edit_inputs(graph)
+    sampled = operators.sample(graph, logits, sampling, edits, vocab_size)
     graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
-    model = graph.model("sampler", []).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return open_session(graph.model("sampler", []), num_threads)
 
 
 def sample(
-    logits: NDArray[np.float32], rules: list[Rule], num_threads: int = 1, edits: LogitEdits = NO_EDITS
+    operators: Operators,
+    logits: NDArray[np.float32],
+    rules: list[Rule],
+    num_threads: int = 1,
+    edits: LogitEdits = NO_EDITS,
 ) -> list[int]:
     temperature, top_k, top_p, uniform = zip(*rules, strict=True)
     feeds = {
         "logits": logits,
         "temperature": np.array(temperature, np.float32),
-        "top_k": np.array(top_k, np.int64),
+        "top_k": np.array(top_k, np.int32),
         "top_p": np.array(top_p, np.float32),
         "uniform": np.array(uniform, np.float32),
         **{f"edit_{name}": value for name, value in vars(edits).items()},
     }
-    ids: list[int] = session(logits.shape[1], num_threads).run(None, feeds)[0].tolist()
+    ids: list[int] = session(operators, logits.shape[1], num_threads).run(None, feeds)[0].tolist()
     return ids
 
 
@@ -82,12 +82,14 @@ def check_row(logits: NDArray[np.float32], rule: Rule, token: int) -> None:
     pytest.fail(f"token {token} is not within rounding of {rule}")
 
 
-def check(logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
-    tokens = sample(logits, rules)
+def check(operators: Operators, logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
+    tokens = sample(operators, logits, rules)
     for row, rule in enumerate(rules):
         check_row(logits[row], rule, tokens[row])
     return tokens
 
+
+both_forms = pytest.mark.parametrize("operators", [PORTABLE, NATIVE], ids=["portable", "native"])
 
 rules = st.builds(
     Rule,
@@ -98,6 +100,7 @@ rules = st.builds(
 )
 
 
+@both_forms
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from([1, 7, 127, 128, 129, 267, 1500, 4096]),
@@ -105,20 +108,24 @@ rules = st.builds(
     st.sampled_from([0.0, 0.3, 2.0, 8.0]),
     st.integers(0, 2**32 - 1),
 )
-def test_agrees_with_the_reference(vocab_size: int, rules: list[Rule], spread: float, seed: int) -> None:
+def test_agrees_with_the_reference(
+    operators: Operators, vocab_size: int, rules: list[Rule], spread: float, seed: int
+) -> None:
     logits = (np.random.default_rng(seed).standard_normal((len(rules), vocab_size)) * spread).astype(np.float32)
-    check(logits, rules)
+    check(operators, logits, rules)
 
 
+@both_forms
 @settings(deadline=None, max_examples=60)
 @given(st.lists(rules, min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_ties_stay_together(rules: list[Rule], seed: int) -> None:
+def test_ties_stay_together(operators: Operators, rules: list[Rule], seed: int) -> None:
     logits = np.random.default_rng(seed).integers(-3, 3, (len(rules), 300)).astype(np.float32)
-    check(logits, rules)
+    check(operators, logits, rules)
 
 
+@both_forms
 @pytest.mark.parametrize("top_p", [0.5, 0.95, 0.999])
-def test_nuclei_larger_than_the_guess(top_p: float) -> None:
+def test_nuclei_larger_than_the_guess(operators: Operators, top_p: float) -> None:
     """A flat distribution keeps more tokens than are sorted first; beside it a row whose nucleus is one token."""
     vocab_size = 4 * NUCLEUS_GUESS + 5
     random = np.random.default_rng(0)
@@ -127,26 +134,31 @@ def test_nuclei_larger_than_the_guess(top_p: float) -> None:
     uniforms = random.random(6).tolist()
     kept = kept_probabilities(logits[0], 1.0, 0, top_p)
     assert np.count_nonzero(kept) > NUCLEUS_GUESS
-    tokens = check(logits, [Rule(1.0, 0, top_p, u) for u in uniforms])
+    tokens = check(operators, logits, [Rule(1.0, 0, top_p, u) for u in uniforms])
     assert tokens[3:] == [77, 77, 77]
-    assert sample(logits[3:], [Rule(1.0, 0, top_p, u) for u in uniforms[3:]]) == [77, 77, 77]
+    assert sample(operators, logits[3:], [Rule(1.0, 0, top_p, u) for u in uniforms[3:]]) == [77, 77, 77]
 
 
-def test_extremes_of_the_random_number_stay_inside_the_kept_tokens() -> None:
+@both_forms
+def test_extremes_of_the_random_number_stay_inside_the_kept_tokens(operators: Operators) -> None:
     logits = np.full((4, 267), -np.inf, np.float32)
     logits[:, [5, 200]] = 0.0
-    tokens = check(logits, [Rule(1.0, 0, 1.0, 0.0), Rule(1.0, 0, 1.0, NEAR_ONE), Rule(1.0, 9, 0.9, NEAR_ONE), Rule()])
+    tokens = check(
+        operators, logits, [Rule(1.0, 0, 1.0, 0.0), Rule(1.0, 0, 1.0, NEAR_ONE), Rule(1.0, 9, 0.9, NEAR_ONE), Rule()]
+    )
     assert tokens == [5, 200, 200, 5]
 
 
-def test_greedy_takes_the_lowest_id_among_equals() -> None:
+@both_forms
+def test_greedy_takes_the_lowest_id_among_equals(operators: Operators) -> None:
     logits = np.zeros((2, 130), np.float32)
     logits[1, [129, 64]] = 1.0
-    assert sample(logits, [Rule(), Rule(0.0, 3, 0.2, NEAR_ONE)]) == [0, 64]
+    assert sample(operators, logits, [Rule(), Rule(0.0, 3, 0.2, NEAR_ONE)]) == [0, 64]
 
 
+@both_forms
 @pytest.mark.parametrize("vocab_size", [267, 4096, 9000])
-def test_a_row_is_drawn_alike_whatever_its_neighbours(vocab_size: int) -> None:
+def test_a_row_is_drawn_alike_whatever_its_neighbours(operators: Operators, vocab_size: int) -> None:
     """Other rows and threads decide which parts of the sampler run and how; a row's own token must not move.
 
     The random numbers are boundaries between two tokens as float32 has them: one bit of a sum moves a token.
@@ -160,17 +172,18 @@ def test_a_row_is_drawn_alike_whatever_its_neighbours(vocab_size: int) -> None:
         kept = np.cumsum(kept_probabilities(logits[row], rule.temperature, rule.top_k, rule.top_p))
         boundary = np.float32(random.choice(kept[:-1]) / kept[-1])
         rules.append(rule._replace(uniform=min(float(boundary), NEAR_ONE)))
-    together = sample(logits, rules, num_threads=8)
-    assert together == [sample(logits[row : row + 1], [rule])[0] for row, rule in enumerate(rules)]
+    together = sample(operators, logits, rules, num_threads=8)
+    assert together == [sample(operators, logits[row : row + 1], [rule])[0] for row, rule in enumerate(rules)]
     for row, rule in enumerate(rules):
         check_row(logits[row], rule, together[row])
 
 
-def test_frequencies_follow_the_distribution() -> None:
+@both_forms
+def test_frequencies_follow_the_distribution(operators: Operators) -> None:
     """Chi-squared over 6 tokens; the random numbers are a regular grid, so the counts are nearly exact."""
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.01], np.float32))
     grid = ((np.arange(2000) + 0.5) / 2000).tolist()
-    tokens = sample(np.tile(logits, (2000, 1)), [Rule(1.0, 0, 1.0, u) for u in grid])
+    tokens = sample(operators, np.tile(logits, (2000, 1)), [Rule(1.0, 0, 1.0, u) for u in grid])
     counts = np.bincount(tokens, minlength=6)
     assert np.abs(counts - 2000 * np.exp(logits)).max() <= 1
 
@@ -188,6 +201,7 @@ def random_edits(random: np.random.Generator, num_rows: int, vocab_size: int, nu
     )
 
 
+@both_forms
 @settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from([1, 7, 128, 267, 1500]),
@@ -195,31 +209,35 @@ def random_edits(random: np.random.Generator, num_rows: int, vocab_size: int, nu
     st.sampled_from([1, 2, 50, 10_000]),
     st.integers(0, 2**32 - 1),
 )
-def test_edits_come_before_the_rules(vocab_size: int, rules: list[Rule], num_edits: int, seed: int) -> None:
+def test_edits_come_before_the_rules(
+    operators: Operators, vocab_size: int, rules: list[Rule], num_edits: int, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     logits = (random.standard_normal((len(rules), vocab_size)) * 2).astype(np.float32)
     edits = random_edits(random, len(rules), vocab_size, num_edits)
     edited = edited_logits(logits, edits)
-    tokens = sample(logits, rules, edits=edits)
+    tokens = sample(operators, logits, rules, edits=edits)
     for row, rule in enumerate(rules):
         check_row(edited[row], rule, tokens[row])
 
 
-def test_a_row_without_edits_is_drawn_as_in_a_step_without() -> None:
+@both_forms
+def test_a_row_without_edits_is_drawn_as_in_a_step_without(operators: Operators) -> None:
     """Also with the random number on a boundary between two tokens, where one bit would show."""
     random = np.random.default_rng(1)
     logits = random.standard_normal((40, 267)).astype(np.float32)
     rules = [Rule(0.8, 0, 1.0, float(u)) for u in random.random(40)]
     edits = random_edits(random, 20, 267, 300)
-    assert sample(logits, rules, edits=edits)[20:] == sample(logits, rules)[20:]
+    assert sample(operators, logits, rules, edits=edits)[20:] == sample(operators, logits, rules)[20:]
     neutral = LogitEdits(*(np.array([value], kind) for value, kind in zip((0, 5, 0, 1, 0), "iifff", strict=True)))
-    assert sample(logits, rules, edits=neutral) == sample(logits, rules)
+    assert sample(operators, logits, rules, edits=neutral) == sample(operators, logits, rules)
 
 
+@both_forms
 @pytest.mark.parametrize("temperature", [1e-4, 0.5, 1.0, 100.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.9), (3, 0.5)])
 def test_a_banned_token_is_never_drawn_and_a_row_of_banned_ones_is_uniform(
-    temperature: float, top_k: int, top_p: float
+    operators: Operators, temperature: float, top_k: int, top_p: float
 ) -> None:
     vocab_size = 130
     logits = np.random.default_rng(2).standard_normal((9, vocab_size)).astype(np.float32)
@@ -231,6 +249,6 @@ def test_a_banned_token_is_never_drawn_and_a_row_of_banned_ones_is_uniform(
     ban = LogitEdits(rows.astype(np.int32), token_ids.astype(np.int32), 0 * ones, ones, BANNED * ones)
     uniforms = [0.0, 0.305, 0.605, NEAR_ONE]
     rules = [Rule(temperature, top_k, top_p, u) for u in (*uniforms, *uniforms)] + [Rule()]
-    tokens = sample(logits, rules, edits=ban)
+    tokens = sample(operators, logits, rules, edits=ban)
     assert tokens[:4] == [77] * 4
     assert tokens[4:] == [0, 39, 78, 129, 0]
