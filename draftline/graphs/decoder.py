@@ -80,10 +80,8 @@ class Decoder:
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
         num_planes = 2 * self.config.num_hidden_layers
-        sizes = self.graph.constant([1] * num_planes)
-        planes = self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
-        by_head = self.graph.constant([-1, self._heads.num_kv_heads, self._heads.head_size])
-        return [self.graph.op("Reshape", plane, by_head) for plane in planes]
+        sizes = self.graph.constant([self._heads.num_kv_heads] * num_planes)
+        return self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
 
     def weight(self, name: str) -> str:
         return self.graph.external(name, self.weights[name])
@@ -105,12 +103,11 @@ class Decoder:
         stream.add(self._mlp(stream.normed(f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
 
     def output_kv_rows(self) -> None:
-        """Add the output ``kv_rows [rows, 2 * layers, K * D]``: keys of a layer, then its values; rotated."""
+        """Add the output ``kv_rows [rows, 2 * layers * K, D]``: keys of a layer, then its values; rotated."""
         rows = "T" if self._in_step is None else "N"
-        num_planes, kv_size = len(self._kv_rows), self._heads.num_kv_heads * self._heads.head_size
-        heads = self.graph.op("Concat", *self._kv_rows, axis=1)  # [rows, 2 * layers * K, D]
-        planes = self.graph.op("Reshape", heads, self.graph.constant([-1, num_planes, kv_size]))
-        self.graph.output(planes, "kv_rows", TensorProto.FLOAT, [rows, num_planes, kv_size])
+        num_kv_heads, size = self._heads.num_kv_heads, self._heads.head_size
+        heads = self.graph.op("Concat", *self._kv_rows, axis=1)
+        self.graph.output(heads, "kv_rows", TensorProto.FLOAT, [rows, len(self._kv_rows) * num_kv_heads, size])
 
     def _mlp(self, x: str, prefix: str) -> str:
         config, size = self.config, self.config.intermediate_size

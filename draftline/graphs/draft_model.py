@@ -30,7 +30,7 @@ def build_draft_model_graph(
     Inputs: ``input_ids``, ``position_ids [N]``, ``candidate_rows [R]``; those of ``AttentionInputs``,
     ``SamplingInputs`` and ``InStepRows``; the pools.
     Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``sampled_ids [R] int64``, drawn as the
-    target draws, and ``kv_rows [N, 2 * layers, K * D]``. Some models' vocabularies are padded: logits of ids beyond
+    target draws, and ``kv_rows [N, 2 * layers * K, D]``. Some models' vocabularies are padded: logits of ids beyond
     ``target_vocab_size`` are left out, and ids beyond the draft's own read its last row.
     """
     graph = OnnxGraph()
@@ -39,7 +39,7 @@ def build_draft_model_graph(
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
     sampling = emit_sampling_inputs(graph)
-    in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads * config.head_size)
+    in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads, config.head_size)
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs, in_step)
     if config.vocab_size < target_vocab_size:
         ids = graph.op("Min", ids, graph.constant(np.array(config.vocab_size - 1, np.int32)))

@@ -57,7 +57,7 @@ def build_eagle_graph(
 
     Inputs: ``input_ids``, ``position_ids [N]``; either ``target_features [N, F]`` or ``own_features [N, hidden_size]``,
     the other with no rows; ``candidate_rows [R]``; those of ``AttentionInputs`` and ``InStepRows``; the pools.
-    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [N, 2 * layers, K * D]`` and
+    Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [N, 2 * layers * K, D]`` and
     ``hidden [N, hidden_size]``, what the next depth is fed with (EAGLE-3: before the final norm).
     """
     graph, layers = OnnxGraph(), head_layers(head)
@@ -67,7 +67,7 @@ def build_eagle_graph(
     own_features = graph.input("own_features", TensorProto.FLOAT, ["O", head.hidden_size])
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
-    in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads * head.head_size)
+    in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads, head.head_size)
     decoder = Decoder(graph, operators, weights, layers, pool, positions, attention_inputs, in_step)
     embedded = decoder.linear.embed(ids, EMBEDDING, head.hidden_size)
     if head.method == "eagle3":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ class OnnxGraph:
         self._initializers: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
+        self._output_names: dict[str, str] = {}  # of values that are outputs
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._names: set[str] = parent._names if parent else set()
 
@@ -50,7 +51,13 @@ class OnnxGraph:
         return name
 
     def output(self, value: str, name: str, onnx_type: int, shape: Sequence[int | str]) -> None:
-        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        """Make ``value`` an output; its node gives it under that name, for a copy would run in every step."""
+        is_of_node = any(value in node.output for node in self._nodes)
+        if is_of_node and value not in self._output_names:
+            self._output_names[value] = name
+        else:
+            self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._names.add(name)
         self._outputs.append(helper.make_tensor_value_info(name, onnx_type, shape))
 
     def constant(self, value: int | float | Sequence[int] | NDArray[Any], name: str = "constant") -> str:
@@ -108,10 +115,19 @@ class OnnxGraph:
     def _graph_proto(self, name: str) -> onnx.GraphProto:
         return helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._initializers)
 
+    def _rename(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Give values that are outputs their names, in subgraphs as well."""
+        for node in nodes:
+            for names in (node.input, node.output):
+                names[:] = [self._output_names.get(name, name) for name in names]
+            for attribute in node.attribute:
+                self._rename(attribute.g.node)
+
     def model(self, name: str, functions: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
         opsets = [
             helper.make_opsetid(domain, version) for domain, version in (("", OPSET), (MICROSOFT, 1), (DRAFTLINE, 1))
         ]
+        self._rename(self._nodes)
         return helper.make_model(
             self._graph_proto(name),
             functions=functions,

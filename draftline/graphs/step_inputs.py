@@ -30,7 +30,7 @@ class SamplingInputs(NamedTuple):
 class InStepRows(NamedTuple):
     """How the rows of a draft step stand: M kept ones of earlier forwards, N new ones, T = M + N in packed order.
 
-    - ``kept_kv [M, 2 * layers, K * D]``: keys and values of kept rows.
+    - ``kept_kv [M, 2 * layers * K, D]``: keys and values of kept rows, as in ``kv_rows``.
     - ``row_ids [T] int32``: 0 .. M - 1 is a kept row, M .. T - 1 a new one.
     - ``new_rows [N] int32``: where the new rows stand among the T.
     """
@@ -59,10 +59,10 @@ def emit_sampling_inputs(graph: OnnxGraph) -> SamplingInputs:
     return SamplingInputs(temperature, top_k, top_p, uniform)
 
 
-def emit_in_step_rows(graph: OnnxGraph, num_layers: int, kv_size: int) -> InStepRows:
+def emit_in_step_rows(graph: OnnxGraph, num_layers: int, num_kv_heads: int, head_size: int) -> InStepRows:
     """Add the graph inputs of ``InStepRows``."""
     return InStepRows(
-        graph.input("kept_kv", TensorProto.FLOAT, ["M", 2 * num_layers, kv_size]),
+        graph.input("kept_kv", TensorProto.FLOAT, ["M", 2 * num_layers * num_kv_heads, head_size]),
         graph.input("row_ids", TensorProto.INT32, ["T"]),
         graph.input("new_rows", TensorProto.INT32, ["N"]),
     )

@@ -44,7 +44,7 @@ class OnnxRuntimeDraftSession:
         self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
         cost = StepCost.of_draft(draft, config.weights_dtype)
         self._passes = choose_passes(config, cost, repeats_single_rows=False)
-        self._no_kept_kv = np.empty((0, 2 * draft.num_layers, draft.num_key_value_heads * draft.head_size), np.float32)
+        self._no_kept_kv = np.empty((0, 2 * draft.num_layers * draft.num_key_value_heads, draft.head_size), np.float32)
         # Rows of this step, by forward: the id of its first row, and its rows.
         self._first_ids: list[int] = []
         self._kv_rows: list[NDArray[np.float32]] = []

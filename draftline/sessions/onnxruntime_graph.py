@@ -94,7 +94,7 @@ class OnnxRuntimeGraph:
         return dict(zip(names, outputs, strict=True))
 
     def write_rows(self, kv_rows: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Write ``rows`` of ``kv_rows [T, 2 * layers, K * D]`` into ``slots`` of the pool, rounded to its dtype."""
+        """Write ``rows`` of ``kv_rows [T, 2 * layers * K, D]`` into ``slots`` of the pool, rounded to its dtype."""
         layers, _, _, num_heads, block_size, head_size = self.pool.shape
         blocks, offsets = np.divmod(slots, block_size)
         self.pool[:, blocks, :, :, offsets] = kv_rows[rows].reshape(-1, layers, 2, num_heads, head_size)

@@ -46,6 +46,26 @@ def test_a_branch_sees_outer_values(flag: bool, expected: list[float]) -> None:
     assert session.run(None, feeds)[0].tolist() == expected
 
 
+def test_outputs_are_copied_only_where_one_value_has_two_names() -> None:
+    graph = OnnxGraph()
+    x = graph.input("x", TensorProto.FLOAT, ["T"])
+    doubled = graph.op("Add", x, x)
+    halved = graph.branch(
+        graph.constant(np.array(True)),
+        lambda inner: inner.op("Mul", doubled, inner.constant(0.25)),
+        lambda inner: inner.op("Mul", doubled, doubled),
+        TensorProto.FLOAT,
+    )
+    for name, value in (("doubled", doubled), ("halved", halved), ("again", doubled), ("unchanged", x)):
+        graph.output(value, name, TensorProto.FLOAT, ["T"])
+    model = graph.model("outputs", [])
+    onnx.checker.check_model(model)
+    assert [node.output[0] for node in model.graph.node if node.op_type == "Identity"] == ["again", "unchanged"]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {"x": np.array([1.0, 2.0], np.float32)})
+    assert [value.tolist() for value in outputs] == [[2.0, 4.0], [0.5, 1.0], [2.0, 4.0], [1.0, 2.0]]
+
+
 def test_weights_lie_in_a_file_at_any_offset(tmp_path: Path) -> None:
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
     (tmp_path / "weights").write_bytes(b"12345" + weight.tobytes() + b"6")
