@@ -1,11 +1,21 @@
-"""Weight quantisation in blocks of inputs, in the layout of ONNX Runtime's ``MatMulNBits``: int8 and int4."""
+"""Weight quantisation in blocks of inputs, int8 and int4, in two layouts; and the product that native kernels form.
+
+``quantize_*_blocks`` write the layout of ONNX Runtime's ``MatMulNBits``, ``quantize_*_tiles`` the same values in that
+of the native ``QuantizedMatMul`` (``plugins/quantized_matmul/README.md``).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32  # inputs that share a scale
+TILE = 16  # outputs that stand side by side
+LEAST_INPUT = np.float32(1e-30)  # a block of smaller inputs counts as zeros
+_SLICE_VALUES = 1 << 20  # weights in tiles at a time, so that what quantising needs beside the result stays small
 
 
 def quantize_int8_blocks(
@@ -41,16 +51,136 @@ def quantize_int4_blocks(
     >>> packed.tolist(), scales.tolist(), zero_points.tolist()
     ([[[80, 250]]], [[0.5]], [[5]])
     """
-    blocks = _split_blocks(weight, block)
-    out, num_blocks, _ = blocks.shape
+    codes, scales, zeros = _int4_codes(_split_blocks(weight, block))
+    out, num_blocks = scales.shape
+    even_zeros = np.full((out, num_blocks + num_blocks % 2), 0, np.uint8)
+    even_zeros[:, :num_blocks] = zeros
+    return _pack_pairs(codes), scales, _pack_pairs(even_zeros)
+
+
+def quantize_int8_tiles(weight: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Quantise as ``quantize_int8_blocks``, in tiles.
+
+    Shapes: ``weight [out, in]`` of any float dtype, n = ceil(in / 32), m = ceil(out / 16) -> ``codes [m, n, 8, 16, 4]
+    uint8``, ``scales [m, n, 16] float32``. ``codes[t, b, i, o, j]`` is that of output ``16 t + o`` and input ``32 b + 4
+    i + j``. Outputs beyond ``out`` are padded with zeros.
+    """
+    num_tiles, num_blocks = _num_tiles(weight), -(-weight.shape[1] // BLOCK)
+    codes = np.empty((num_tiles, num_blocks, 8, TILE, 4), np.uint8)
+    scales = np.empty((num_tiles, num_blocks, TILE), np.float32)
+
+    def quantize(tiles: slice, rows: NDArray[np.float32]) -> None:
+        row_codes, row_scales = quantize_int8_blocks(rows)
+        codes[tiles], scales[tiles] = _codes_in_tiles(row_codes), _in_tiles(row_scales)
+
+    _by_slices(weight, quantize)
+    return codes, scales
+
+
+def quantize_int4_tiles(
+    weight: NDArray[Any],
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Quantise as ``quantize_int4_blocks``, in tiles.
+
+    Shapes as of ``quantize_int8_tiles``, but two codes stand in a byte: ``packed [m, n, 4, 16, 4] uint8``, where
+    ``packed[t, b, i, o, j]`` holds the code of input ``32 b + 8 i + j`` in its low half-byte and that of the fourth
+    input after it in the high one; ``scales [m, n, 16] float32``; ``zero_points [m, n, 16] uint8``.
+    """
+    num_tiles, num_blocks = _num_tiles(weight), -(-weight.shape[1] // BLOCK)
+    packed = np.empty((num_tiles, num_blocks, 4, TILE, 4), np.uint8)
+    scales = np.empty((num_tiles, num_blocks, TILE), np.float32)
+    zeros = np.empty((num_tiles, num_blocks, TILE), np.uint8)
+
+    def quantize(tiles: slice, rows: NDArray[np.float32]) -> None:
+        row_codes, row_scales, row_zeros = _int4_codes(_split_blocks(rows, BLOCK))
+        scales[tiles], zeros[tiles] = _in_tiles(row_scales), _in_tiles(row_zeros)
+        codes = _codes_in_tiles(row_codes)
+        packed[tiles] = codes[:, :, 0::2] | codes[:, :, 1::2] << np.uint8(4)
+
+    _by_slices(weight, quantize)
+    return packed, scales, zeros
+
+
+def multiply_tiles(
+    x: NDArray[np.float32],
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zero_points: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float32]:
+    """Multiply as the native ``QuantizedMatMul`` does, to the last bit: its oracle, slow.
+
+    Shapes: ``x [T, in]``, finite; the others as ``quantize_int8_tiles`` or, with ``zero_points``,
+    ``quantize_int4_tiles`` return them -> ``[T, 16 m] float32``.
+
+    Numerics: ``plugins/quantized_matmul/README.md``. Inputs are quantised by block of a row, sums within a block are
+    those of integers, and blocks are added in order by fused products of float32.
+    """
+    num_blocks = codes.shape[1]
+    if zero_points is None:
+        weights = codes.astype(np.int64) - 128
+    else:
+        weights = np.stack([codes & 15, codes >> 4], axis=3).reshape(-1, num_blocks, 8, TILE, 4).astype(np.int64)
+        weights -= zero_points[:, :, None, :, None]
+    blocks = _split_blocks(x, BLOCK)
+    largest = np.abs(blocks).max(axis=2)
+    counts = largest >= LEAST_INPUT
+    divisor = np.where(counts, largest, np.float32(1))
+    inputs = np.rint(blocks * np.where(counts, np.float32(127) / divisor, np.float32(0))[..., None]).astype(np.int64)
+    input_scales = np.where(counts, largest / np.float32(127), np.float32(0))
+    y = np.zeros((len(x), codes.shape[0] * TILE), np.float32)
+    for block in range(num_blocks):
+        dots = np.einsum("rij,tioj->rto", inputs[:, block].reshape(-1, 8, 4), weights[:, block]).reshape(y.shape)
+        y = _fma(dots.astype(np.float32), input_scales[:, block, None] * scales[:, block].reshape(-1), y)
+    return y
+
+
+def _fma(a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return ``a * b + c``, rounded once. The product is exact in float64, and the sum is rounded to odd there."""
+    product, addend = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    is_even = total.view(np.int64) % 2 == 0
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    rounded: NDArray[np.float64] = np.where((error != 0) & is_even, odd, total)
+    return rounded.astype(np.float32)
+
+
+def _num_tiles(weight: NDArray[Any]) -> int:
+    return -(-weight.shape[0] // TILE)
+
+
+def _by_slices(weight: NDArray[Any], quantize: Callable[[slice, NDArray[np.float32]], None]) -> None:
+    """Call ``quantize`` with tiles and their rows, the last one padded with zeros."""
+    num_tiles, size = _num_tiles(weight), weight.shape[1]
+    step = max(1, _SLICE_VALUES // (TILE * size))
+    for first in range(0, num_tiles, step):
+        end = min(first + step, num_tiles)
+        rows = weight[first * TILE : end * TILE].astype(np.float32)
+        padding = (end - first) * TILE - len(rows)
+        quantize(slice(first, end), np.pad(rows, ((0, padding), (0, 0))) if padding else rows)
+
+
+def _codes_in_tiles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Lay ``codes [out, n, 32]`` out as ``[m, n, 8, 16, 4]``; four of them move as one word."""
+    words = np.ascontiguousarray(codes).view(np.uint32)
+    tiles = words.reshape(-1, TILE, *words.shape[1:]).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(tiles)[..., None].view(np.uint8)
+
+
+def _in_tiles(values: NDArray[Any]) -> NDArray[Any]:
+    """Lay ``values [out, n]`` out as ``[m, n, 16]``."""
+    return values.reshape(-1, TILE, values.shape[1]).transpose(0, 2, 1)
+
+
+def _int4_codes(
+    blocks: NDArray[np.float32],
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
     scales = np.where(high > low, (high - low) / np.float32(15), np.float32(1)).astype(np.float32)
     zeros = np.clip(np.rint(-low / scales), 0, 15).astype(np.uint8)
     codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, 15).astype(np.uint8)
-    packed = _pack_pairs(codes)
-    even_zeros = np.full((out, num_blocks + num_blocks % 2), 0, np.uint8)
-    even_zeros[:, :num_blocks] = zeros
-    return packed, scales, _pack_pairs(even_zeros)
+    return codes, scales, zeros
 
 
 def _split_blocks(weight: NDArray[np.float32], block: int) -> NDArray[np.float32]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,15 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from numpy.typing import NDArray
 
 import draftline.quantization
-from draftline.quantization import BLOCK, quantize_int4_blocks, quantize_int8_blocks
+from draftline.quantization import (
+    BLOCK,
+    TILE,
+    multiply_tiles,
+    quantize_int4_blocks,
+    quantize_int4_tiles,
+    quantize_int8_blocks,
+    quantize_int8_tiles,
+)
 
 # Weights of checkpoints: 0, or of a size that float32 divides without denormals.
 values = st.floats(-1e4, 1e4, width=32).map(lambda value: value if abs(value) > 1e-20 else 0.0)
@@ -32,6 +42,23 @@ def dequantize_int4(
     zero_points = np.stack([zeros % 16, zeros // 16], axis=-1).reshape(out, -1)[:, :num_blocks]
     values: NDArray[np.float64] = (codes.astype(np.float64) - zero_points[..., None]) * scales[..., None]
     return values.reshape(out, -1)
+
+
+def dequantize_tiles(
+    codes: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8] | None = None
+) -> NDArray[np.float64]:
+    """Read element by element what the layout says; outputs are padded to whole tiles."""
+    num_tiles, num_blocks = scales.shape[:2]
+    values = np.empty((num_tiles * TILE, num_blocks * BLOCK))
+    for output, column in np.ndindex(values.shape):
+        tile, lane, block, place = output // TILE, output % TILE, column // BLOCK, column % BLOCK
+        if zeros is None:
+            code = int(codes[tile, block, place // 4, lane, place % 4]) - 128
+        else:
+            byte = int(codes[tile, block, place // 8, lane, place % 4])
+            code = (byte % 16 if place % 8 < 4 else byte // 16) - int(zeros[tile, block, lane])
+        values[output, column] = code * np.float64(scales[tile, block, lane])
+    return values
 
 
 def padded(weight: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -89,3 +116,46 @@ def test_blocks_do_not_touch_each_other(size: int) -> None:
     alone: tuple[NDArray[Any], ...] = (*quantize_int8_blocks(weight[3:4]), *quantize_int4_blocks(weight[3:4]))
     for part, alone_part in zip(together, alone, strict=True):
         np.testing.assert_array_equal(part[3:4], alone_part)
+
+
+@settings(deadline=None, max_examples=30)
+@given(weights)
+def test_tiles_hold_what_blocks_hold(weight: NDArray[np.float32]) -> None:
+    for tiles, blocks in (
+        (dequantize_tiles(*quantize_int8_tiles(weight)), dequantize_int8(*quantize_int8_blocks(weight))),
+        (dequantize_tiles(*quantize_int4_tiles(weight)), dequantize_int4(*quantize_int4_blocks(weight))),
+    ):
+        assert tiles.shape == (-(-len(weight) // TILE) * TILE, blocks.shape[1])
+        np.testing.assert_array_equal(tiles[: len(weight)], blocks)
+        assert not tiles[len(weight) :].any(), "padding is zero"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_large_matrices_are_quantised_in_slices(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    weight = np.random.default_rng(0).standard_normal((70, 50)).astype(dtype)
+    whole = (*quantize_int8_tiles(weight), *quantize_int4_tiles(weight))
+    monkeypatch.setattr(draftline.quantization, "_SLICE_VALUES", 2 * TILE * 50)
+    for part, expected in zip((*quantize_int8_tiles(weight), *quantize_int4_tiles(weight)), whole, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("quantize", [quantize_int8_tiles, quantize_int4_tiles])
+def test_the_product_of_tiles_is_that_of_the_matrix(quantize: Callable[..., tuple[NDArray[Any], ...]]) -> None:
+    random = np.random.default_rng(0)
+    weight, x = (random.standard_normal((size, 70)).astype(np.float32) for size in (20, 5))
+    tensors = quantize(weight)
+    expected = x @ dequantize_tiles(*tensors)[:, :70].T
+    # Inputs are off by half a step, 1/254 of the largest of a block (3 at most): 0.3 over the 70 of a row, as a sum of
+    # random signs. A misread block is off by order 8.
+    np.testing.assert_allclose(multiply_tiles(x, *tensors), expected, rtol=0, atol=0.3)
+
+
+@settings(deadline=None)
+@given(hypothesis_numpy.arrays(np.float32, (3, 20), elements=st.floats(-(2.0**60), 2.0**60, width=32)))
+def test_fused_products_are_rounded_once(values: NDArray[np.float32]) -> None:
+    expected = [np.float32(float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))) for a, b, c in values.T]
+    found = draftline.quantization._fma(*values)
+    # float() rounds to float64 and float32 rounds again: equal but for ties, which the next case is made of.
+    assert np.mean(found == np.array(expected)) == 1
+    tie = np.float32(1 + 2**-12)
+    assert draftline.quantization._fma(*np.array([[tie], [tie], [2**-60]], np.float32))[0] > tie * tie

@@ -17,6 +17,8 @@ struct Softmax {
   float largest, inverse_temperature, floor;
 };
 
+struct TileProduct;  // quantized_matmul/cpu/tile_product.h
+
 struct Kernels {
   const char* name;  // "avx512_vnni", "avx2", "neon"
 
@@ -40,6 +42,11 @@ struct Kernels {
 
   // masses[i] = the sum of the weights of block i, given its maximum.
   void (*block_masses)(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
+
+  // Quantises the rows x [num_rows, num_inputs] of a group; out: [blocks, num_rows, kRowBlockBytes].
+  void (*quantize_rows)(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
+  void (*multiply_tile_8)(const TileProduct& product);
+  void (*multiply_tile_4)(const TileProduct& product);
 };
 
 // The best kernels that this processor runs, or those that use_kernels() chose; null where it runs none.
@@ -71,5 +78,8 @@ void rotate_heads(const float* heads, size_t num_heads, size_t half, const float
 float block_maxima(const float* logits, size_t count, float* maxima);
 void block_weights(const float* logits, size_t count, const Softmax& softmax, float* weights);
 void block_masses(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
+void quantize_rows(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
+void multiply_tile_8(const TileProduct& product);
+void multiply_tile_4(const TileProduct& product);
 }  // namespace draftline::DRAFTLINE_ISA
 #endif

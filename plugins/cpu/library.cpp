@@ -4,6 +4,7 @@
 #include "decoder_layer.h"
 #include "kernels.h"
 #include "operator.h"
+#include "quantized_matmul.h"
 #include "sample.h"
 
 #define DRAFTLINE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -65,8 +66,18 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
   static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
   if (domain == nullptr) {
     if (ort::Status* status = api->create_domain("draftline", &domain)) return status;
-    for (const ort::CustomOp* op : {describe<SiluGate>(), describe<AddNorm>(), describe<RotatedHeads>(),
-                                    describe<Sample>(), describe<TopCandidates>()}) {
+    // clang-format off
+    const ort::CustomOp* const ops[] = {
+        describe<SiluGate>(),
+        describe<AddNorm>(),
+        describe<RotatedHeads>(),
+        describe<QuantizedMatMul>(),
+        describe<QuantizedEmbedding>(),
+        describe<Sample>(),
+        describe<TopCandidates>(),
+    };
+    // clang-format on
+    for (const ort::CustomOp* op : ops) {
       if (ort::Status* status = api->add_op(domain, op)) return status;
     }
   }

@@ -8,8 +8,19 @@ namespace draftline::DRAFTLINE_ISA {
 #define DRAFTLINE_NAME(name) DRAFTLINE_TEXT_OF(name)
 
 extern const Kernels kKernels;
+// clang-format off
 const Kernels kKernels = {
-    DRAFTLINE_NAME(DRAFTLINE_ISA), silu_gate, add_norm, rotate_heads, block_maxima, block_weights, block_masses,
+    DRAFTLINE_NAME(DRAFTLINE_ISA),
+    silu_gate,
+    add_norm,
+    rotate_heads,
+    block_maxima,
+    block_weights,
+    block_masses,
+    quantize_rows,
+    multiply_tile_8,
+    multiply_tile_4,
 };
+// clang-format on
 
 }  // namespace draftline::DRAFTLINE_ISA
