@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftline.graphs.onnx_graph import MICROSOFT, OnnxGraph, TensorLocation
+from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph, TensorLocation
 from draftline.quantization import BLOCK
 
 
@@ -19,7 +19,8 @@ class Linear:
     """Emit ``y = x W^T + b``. The names in ``weights`` decide the dtype of a matrix NAME.
 
     float32: ``NAME.weight [out, in]``. int8 and int4: ``NAME.weight_int8`` or ``NAME.weight_int4`` in the layout of
-    ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for int4), see ``draftline.quantization``.
+    ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for int4), or ``NAME.weight_int8_tiles`` and so
+    on in that of the native operators, see ``draftline.quantization``.
     """
 
     def __init__(self, graph: OnnxGraph, weights: Mapping[str, TensorLocation]) -> None:
@@ -40,6 +41,11 @@ class Linear:
         """Append the lookup of rows ``ids [T]`` in the embedding ``name``; returns ``[T, hidden_size] float32``."""
         if f"{name}.weight" in self._weights:
             return self._graph.op("Gather", self._weight(f"{name}.weight"), ids, name=name)
+        if f"{name}.weight_int8_tiles" in self._weights:
+            tiles = self._weight(f"{name}.weight_int8_tiles"), self._weight(f"{name}.weight_scale_tiles")
+            return self._graph.op(
+                "QuantizedEmbedding", *tiles, ids, domain=DRAFTLINE, name=name, num_inputs=hidden_size
+            )
         codes = self._weights[f"{name}.weight_int8"]
         rows, num_blocks, block = codes.shape
         table = self._graph.external(f"{name}.weight_int8_2d", codes._replace(shape=(rows, num_blocks * block)))
@@ -61,6 +67,8 @@ class Linear:
         return self._graph.op("Slice", looked_up, *ends)  # without the padding of the last block
 
     def _quantized(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
+        if f"{name}.weight_scale_tiles" in self._weights:
+            return self._native(x, name, num_inputs, num_outputs)
         bits = 8 if f"{name}.weight_int8" in self._weights else 4
         inputs = [self._weight(f"{name}.weight_int{bits}"), self._weight(f"{name}.weight_scale")]
         if bits == 4:
@@ -76,4 +84,20 @@ class Linear:
             bits=bits,
             block_size=BLOCK,
             accuracy_level=4,  # activations in int8 by block of a row: fastest, and the row law holds
+        )
+
+    def _native(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
+        bits = 8 if f"{name}.weight_int8_tiles" in self._weights else 4
+        inputs = [self._weight(f"{name}.weight_{suffix}_tiles") for suffix in (f"int{bits}", "scale")]
+        if bits == 4:
+            inputs.append(self._weight(f"{name}.weight_zero_tiles"))
+        return self._graph.op(
+            "QuantizedMatMul",
+            x,
+            *inputs,
+            domain=DRAFTLINE,
+            name=name,
+            bits=bits,
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
         )

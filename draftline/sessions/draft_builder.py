@@ -24,6 +24,7 @@ from draftline.graphs.target import EMBEDDING, LM_HEAD, DraftTaps, lm_head_name
 from draftline.sessions.batch_split import count_parameters
 from draftline.sessions.engine_config import DraftConfig, DraftMethod
 from draftline.sessions.engine_weights import CHECKPOINT_FILE, EngineWeights, read_engine_weights, rotary_entries
+from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import TreeShape
 from draftline.tree_growth import needed_candidates
 
@@ -74,6 +75,7 @@ def describe_drafts(
     drafts: Sequence[DraftSource],
     tree: TreeShape | None,
     weights_dtype: str,
+    kernels: Kernels,
     max_seq_len: int,
 ) -> list[DraftParts]:
     """Read the configs of converted drafts and check that they fit.
@@ -90,7 +92,7 @@ def describe_drafts(
     if len(set(methods)) < len(methods):
         raise BuildError("drafts", "names a method once", ", ".join(methods), "leave one of the equal ones out")
     described = [
-        _describe(index, draft, target, tree, weights_dtype, max_seq_len) for index, draft in enumerate(drafts)
+        _describe(index, draft, target, tree, weights_dtype, kernels, max_seq_len) for index, draft in enumerate(drafts)
     ]
     return _place_features(described, target)
 
@@ -108,7 +110,13 @@ def target_taps(described: Sequence[DraftParts]) -> DraftTaps:
 
 
 def _describe(
-    index: int, source: DraftSource, target: CheckpointConfig, tree: TreeShape, weights_dtype: str, max_seq_len: int
+    index: int,
+    source: DraftSource,
+    target: CheckpointConfig,
+    tree: TreeShape,
+    weights_dtype: str,
+    kernels: Kernels,
+    max_seq_len: int,
 ) -> DraftParts:
     where = f"drafts[{index}]"
     if (source.checkpoint is None) != (source.method == "ngram"):
@@ -119,12 +127,18 @@ def _describe(
     # A tree's deepest nodes stand behind the last position of a text.
     num_positions = max_seq_len + tree.max_depth
     if source.method == "draft_model":
-        return _describe_model(index, source.checkpoint, target, tree, weights_dtype, num_positions)
-    return _describe_head(index, source, source.checkpoint, target, tree, weights_dtype, num_positions)
+        return _describe_model(index, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
+    return _describe_head(index, source, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
 
 
 def _describe_model(
-    index: int, checkpoint: Path, target: CheckpointConfig, tree: TreeShape, weights_dtype: str, num_positions: int
+    index: int,
+    checkpoint: Path,
+    target: CheckpointConfig,
+    tree: TreeShape,
+    weights_dtype: str,
+    kernels: Kernels,
+    num_positions: int,
 ) -> DraftParts:
     model = load_checkpoint_config(checkpoint)
     config = DraftConfig(
@@ -140,7 +154,7 @@ def _describe_model(
     first = rotary_entries(
         model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
     )
-    weights = _read_weights(index, checkpoint, model.dtype, weights_dtype, (EMBEDDING, LM_HEAD), first)
+    weights = _read_weights(index, checkpoint, model.dtype, weights_dtype, kernels, (EMBEDDING, LM_HEAD), first)
     return DraftParts(config, weights, model=model)
 
 
@@ -151,6 +165,7 @@ def _describe_head(
     target: CheckpointConfig,
     tree: TreeShape,
     weights_dtype: str,
+    kernels: Kernels,
     num_positions: int,
 ) -> DraftParts:
     head = load_head_config(checkpoint)
@@ -180,16 +195,22 @@ def _describe_head(
             head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
         )
         outer = (eagle.EMBEDDING, eagle.LM_HEAD)
-    weights = _read_weights(index, checkpoint, head.dtype, weights_dtype, outer, first)
+    weights = _read_weights(index, checkpoint, head.dtype, weights_dtype, kernels, outer, first)
     return DraftParts(config, weights, head=head)
 
 
 def _read_weights(
-    index: int, checkpoint: Path, dtype: str, weights_dtype: str, outer: tuple[str, ...], first: tuple[TensorEntry, ...]
+    index: int,
+    checkpoint: Path,
+    dtype: str,
+    weights_dtype: str,
+    kernels: Kernels,
+    outer: tuple[str, ...],
+    first: tuple[TensorEntry, ...],
 ) -> EngineWeights:
     file, linked_file = f"draft-{index}.safetensors", f"draft-{index}-{CHECKPOINT_FILE}"
     return read_engine_weights(
-        checkpoint, dtype, weights_dtype, outer=outer, first=first, file=file, linked_file=linked_file
+        checkpoint, dtype, weights_dtype, kernels, outer=outer, first=first, file=file, linked_file=linked_file
     )
 
 

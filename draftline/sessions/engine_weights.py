@@ -18,7 +18,14 @@ from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tens
 from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.rotary import build_rotary_tables
-from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
+from draftline.quantization import (
+    TILE,
+    quantize_int4_blocks,
+    quantize_int4_tiles,
+    quantize_int8_blocks,
+    quantize_int8_tiles,
+)
+from draftline.sessions.native_kernels import Kernels
 
 CHECKPOINT_FILE = "rank0.safetensors"
 ONNX_TYPES = {
@@ -28,6 +35,12 @@ ONNX_TYPES = {
     "int64": TensorProto.INT64,
 }
 _QUANTIZED_SUFFIXES = {"int8": ("int8", "scale"), "int4": ("int4", "scale", "zero")}
+_QUANTIZE: dict[tuple[Kernels, str], Callable[[NDArray[Any]], tuple[NDArray[Any], ...]]] = {
+    ("onnxruntime", "int8"): lambda weight: quantize_int8_blocks(weight.astype(np.float32)),
+    ("onnxruntime", "int4"): lambda weight: quantize_int4_blocks(weight.astype(np.float32)),
+    ("native", "int8"): quantize_int8_tiles,
+    ("native", "int4"): quantize_int4_tiles,
+}
 _FC, _GATE, _FC_GATE = ".mlp.fc.", ".mlp.gate.", ".mlp.fc_gate."
 
 
@@ -58,6 +71,7 @@ def read_engine_weights(
     checkpoint: Path,
     dtype: str,
     weights_dtype: str,
+    kernels: Kernels,
     *,
     outer: tuple[str, ...],
     first: tuple[TensorEntry, ...],
@@ -66,13 +80,15 @@ def read_engine_weights(
 ) -> EngineWeights:
     """Describe the tensors of the converted checkpoint in the folder ``checkpoint``, whose matrices are of ``dtype``.
 
+    Quantised matrices are laid out for the products of ``kernels``.
+
     ``outer`` names the matrices from and to the vocabulary. They stay int8 beside int4 layers: they carry most of the
     quality. ``first`` are entries of ``file`` that are not the checkpoint's.
     """
     source = checkpoint / CHECKPOINT_FILE
     if dtype == weights_dtype == "float32":
         return EngineWeights(file, first, linked_file, source)
-    return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, outer)), linked_file, None)
+    return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, kernels, outer)), linked_file, None)
 
 
 def rotary_entries(
@@ -118,36 +134,32 @@ def _join_fc_gate(locations: Mapping[str, TensorLocation]) -> dict[str, TensorLo
     return joined
 
 
-def _weight_entries(source: Path, weights_dtype: str, outer: tuple[str, ...]) -> list[TensorEntry]:
+def _weight_entries(source: Path, weights_dtype: str, kernels: Kernels, outer: tuple[str, ...]) -> list[TensorEntry]:
     """Entries of every tensor in its engine form. Parts of one matrix stand together and are computed once."""
     tensors = tensor_locations(source)
 
-    def read(*names: str) -> NDArray[np.float32]:
-        parts = [map_tensor(source, tensors[name]).astype(np.float32) for name in names]
+    def stored(names: tuple[str, ...]) -> NDArray[Any]:
+        parts = [map_tensor(source, tensors[name]) for name in names]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    @functools.lru_cache(maxsize=1)
-    def int8(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
-        return quantize_int8_blocks(read(*names))
+    def read(*names: str) -> NDArray[np.float32]:
+        return stored(names).astype(np.float32)
 
     @functools.lru_cache(maxsize=1)
-    def int4(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
-        return quantize_int4_blocks(read(*names))
-
-    quantize_stored = {"int8": int8, "int4": int4}
-    quantize_one_row = {"int8": quantize_int8_blocks, "int4": quantize_int4_blocks}
+    def quantized(names: tuple[str, ...], dtype: str) -> tuple[NDArray[Any], ...]:
+        return _QUANTIZE[kernels, dtype](stored(names))
 
     def matrix(name: str, sources: tuple[str, ...], dtype: str) -> Iterator[TensorEntry]:
         out, size = sum(tensors[part].shape[0] for part in sources), tensors[sources[0]].shape[1]
         if dtype == "float32":
             yield TensorEntry(f"{name}.weight", "float32", (out, size), lambda: [read(*sources)])
             return
-        quantize = quantize_stored[dtype]
-        shapes = [part.shape[1:] for part in quantize_one_row[dtype](np.zeros((1, size), np.float32))]
+        layout, num_rows = ("_tiles", -(-out // TILE)) if kernels == "native" else ("", out)
+        shapes = [part.shape[1:] for part in _QUANTIZE[kernels, dtype](np.zeros((1, size), np.float32))]
         for index, suffix in enumerate(_QUANTIZED_SUFFIXES[dtype]):
             kind = "float32" if suffix == "scale" else "uint8"
-            chunks = functools.partial(lambda part: [quantize(sources)[part]], index)
-            yield TensorEntry(f"{name}.weight_{suffix}", kind, (out, *shapes[index]), chunks)
+            chunks = functools.partial(lambda part: [quantized(sources, dtype)[part]], index)
+            yield TensorEntry(f"{name}.weight_{suffix}{layout}", kind, (num_rows, *shapes[index]), chunks)
 
     def entries() -> Iterator[TensorEntry]:
         outer_dtype = "int8" if weights_dtype == "int4" else weights_dtype

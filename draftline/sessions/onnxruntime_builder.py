@@ -70,11 +70,12 @@ def build_engine(
     chosen = choose_kernels(kernels)
     operators = OPERATORS[chosen]
     pool = Pool(block_size, POOL_TYPES[pool_dtype])
-    described = describe_drafts(config, drafts, tree, weights_dtype, max_seq_len)
+    described = describe_drafts(config, drafts, tree, weights_dtype, chosen, max_seq_len)
     target = read_engine_weights(
         checkpoint,
         config.dtype,
         weights_dtype,
+        chosen,
         outer=(EMBEDDING, LM_HEAD),
         first=rotary_entries(
             config.head_size, config.rotary_base, config.rotary_scaling, config.max_position_embeddings, max_seq_len

@@ -14,8 +14,14 @@ from onnx import TensorProto
 
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
-from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
-from tests.test_quantization import dequantize_int4, dequantize_int8
+from draftline.quantization import (
+    quantize_int4_blocks,
+    quantize_int4_tiles,
+    quantize_int8_blocks,
+    quantize_int8_tiles,
+)
+from draftline.sessions.native_kernels import find_library
+from tests.test_quantization import dequantize_int4, dequantize_int8, dequantize_tiles
 
 TYPES = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.uint8): TensorProto.UINT8}
 
@@ -40,6 +46,14 @@ def quantized(weight: NDArray[np.float32], dtype: str) -> tuple[dict[str, NDArra
         codes, scales = quantize_int8_blocks(weight)
         restored = dequantize_int8(codes, scales)
         return {"m.weight_int8": codes, "m.weight_scale": scales}, restored[:, : weight.shape[1]]
+    if dtype.endswith("tiles"):
+        quantize, names = {
+            "int8_tiles": (quantize_int8_tiles, ("int8", "scale")),
+            "int4_tiles": (quantize_int4_tiles, ("int4", "scale", "zero")),
+        }[dtype]
+        parts = quantize(weight)
+        restored = dequantize_tiles(*parts)[: len(weight), : weight.shape[1]]
+        return {f"m.weight_{name}_tiles": part for name, part in zip(names, parts, strict=True)}, restored
     packed, scales, zeros = quantize_int4_blocks(weight)
     restored = dequantize_int4(packed, scales, zeros)
     return {"m.weight_int4": packed, "m.weight_scale": scales, "m.weight_zero": zeros}, restored[:, : weight.shape[1]]
@@ -49,6 +63,10 @@ def run(graph: OnnxGraph, directory: Path, **feeds: NDArray[Any]) -> NDArray[np.
     onnx.save(graph.model("linear", []), directory / "model.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if "draftline" in {
+        node.domain for node in onnx.load(directory / "model.onnx", load_external_data=False).graph.node
+    }:
+        options.register_custom_ops_library(str(find_library()))
     path = str(directory / "model.onnx")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     out: NDArray[np.float32] = session.run(None, feeds)[0]
@@ -56,7 +74,7 @@ def run(graph: OnnxGraph, directory: Path, **feeds: NDArray[Any]) -> NDArray[np.
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 96), (72, 267), (20, 5), (31, 1), (200, 96)])
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4", "int8_tiles", "int4_tiles"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product(tmp_path: Path, dtype: str, bias: bool, num_inputs: int, num_outputs: int) -> None:
     random = np.random.default_rng(0)
@@ -77,7 +95,7 @@ def test_product(tmp_path: Path, dtype: str, bias: bool, num_inputs: int, num_ou
 
 
 @pytest.mark.parametrize("hidden_size", [64, 72, 20, 144])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int8_tiles"])
 def test_lookup(tmp_path: Path, dtype: str, hidden_size: int) -> None:
     weight = np.random.default_rng(1).standard_normal((267, hidden_size)).astype(np.float32)
     tensors, restored = quantized(weight, dtype)

@@ -164,7 +164,7 @@ def describe(directory: Path, destination: Path, sources: list[tuple[DraftMethod
         for method, name in sources
     ]
     arguments = {"target": load_checkpoint_config(target), "tree": DYNAMIC, **options}
-    describe_drafts(drafts=converted, weights_dtype="float32", max_seq_len=64, **arguments)
+    describe_drafts(drafts=converted, weights_dtype="float32", kernels="onnxruntime", max_seq_len=64, **arguments)
 
 
 def _own_method(name: str) -> DraftMethod:
