@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
+Pool = NDArray[np.float16] | Floats
 
 
 def tree_attention(
     q: Floats,
     k_new: Floats,
     v_new: Floats,
-    kv_pool: Floats,
+    kv_pool: Pool,
     block_table: NDArray[np.int32],
     context_lengths: NDArray[np.int32],
     sequence_starts: NDArray[np.int32],
@@ -33,7 +34,8 @@ def tree_attention(
     - ``q [T, H, D]``, ``k_new``, ``v_new [T, K, D]``: rotated rows of this step; those of sequence b are
       ``sequence_starts[b] : sequence_starts[b + 1]`` (``[B + 1]``).
     - ``kv_pool [num_blocks, 2, K, S, D]``: keys at index 0, values at 1. ``block_table [B, max_blocks]`` covers the
-      ``context_lengths[b]`` committed tokens of each sequence; what lies behind them is not read.
+      ``context_lengths[b]`` committed tokens of each sequence; what lies behind them is not read. With a float16 pool
+      ``k_new`` and ``v_new`` are rounded to float16 first (to nearest, ties to even), as they would be committed.
     - ``packed_mask [T, W]``: bit j of a row = may attend to in-step token j of its own sequence; reflexive and closed
       under ancestors, so the depth of a row is the number of its bits minus one.
     - ``window``: a row of position p attends to positions above p - window; 0 = no window. The position of a committed
@@ -55,6 +57,8 @@ def tree_attention(
     """
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads = k_new.shape[1]
+    if kv_pool.dtype == np.float16:
+        k_new, v_new = (rows.astype(np.float16).astype(np.float32) for rows in (k_new, v_new))
     out = np.empty((num_tokens, num_heads, head_size), np.float64)
     for sequence, context in enumerate(context_lengths.tolist()):
         first, end = int(sequence_starts[sequence]), int(sequence_starts[sequence + 1])

@@ -1,0 +1,137 @@
+"""Cases of ``draftline::TreeAttention`` for the tests of its function body and of its native kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
+from draftline.tree import build_tree_mask, chain_parents, pack_mask
+
+# Scores and values are of order 1, sums over a few hundred keys in float32: rounding stays below 2e-6 in practice, a
+# wrong key, mask bit or position moves the result by more than 1e-3.
+TOLERANCE = 1e-5
+KEY_CHUNK = 128  # tokens; the block table spans a multiple of it
+
+
+class Shape(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    window: int = 0
+    half_pool: bool = False
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5)
+
+
+class Case(NamedTuple):
+    """Committed tokens and in-step tree (``parents``) of each sequence of a step."""
+
+    context_lengths: tuple[int, ...]
+    trees: tuple[tuple[int, ...], ...]
+    seed: int
+
+
+def chain(num_nodes: int) -> tuple[int, ...]:
+    return tuple(chain_parents(num_nodes).tolist())
+
+
+def num_columns(shape: Shape, num_keys: int) -> int:
+    return -(-num_keys // KEY_CHUNK) * KEY_CHUNK // shape.block_size
+
+
+def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
+    """Build a graph of the operator alone; ``functions`` holds its body where that is to run it."""
+    graph = OnnxGraph()
+    heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
+    pool_shape: list[int | str] = ["num_blocks", 2, kv_heads, shape.block_size, head_size]
+    inputs = [
+        graph.input("q", TensorProto.FLOAT, ["T", heads, head_size]),
+        graph.input("k_new", TensorProto.FLOAT, ["T", kv_heads, head_size]),
+        graph.input("v_new", TensorProto.FLOAT, ["T", kv_heads, head_size]),
+        graph.input("kv_pool", TensorProto.FLOAT16 if shape.half_pool else TensorProto.FLOAT, pool_shape),
+        graph.input("block_table", TensorProto.INT32, ["B", "max_blocks"]),
+        graph.input("context_lengths", TensorProto.INT32, ["B"]),
+        graph.input("sequence_starts", TensorProto.INT32, ["B_plus_1"]),
+        graph.input("packed_mask", TensorProto.INT32, ["T", "W"]),
+    ]
+    attributes = {name: value for name, value in shape._asdict().items() if name != "half_pool"}
+    out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, scale=shape.scale)
+    graph.output(out, "out", TensorProto.FLOAT, ["T", heads * head_size])
+    return graph.model("attention", functions)
+
+
+def make_inputs(shape: Shape, case: Case) -> dict[str, NDArray[Any]]:
+    """Random rows, a pool whose blocks are handed out in random order, masks of W words for the largest tree."""
+    random = np.random.default_rng(case.seed)
+    lengths = [len(tree) for tree in case.trees]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    num_tokens, words = int(starts[-1]), -(-max(lengths) // 32)
+    masks = np.zeros((num_tokens, words), np.int32)
+    for first, tree in zip(starts, case.trees, strict=False):
+        packed = pack_mask(build_tree_mask(tree))
+        masks[first : first + len(tree), : packed.shape[1]] = packed
+    # As the session does it: columns for in-step tokens as well, though they own no block (-1), up to whole chunks.
+    committed_blocks = [-(-context // shape.block_size) for context in case.context_lengths]
+    keys = [context + length for context, length in zip(case.context_lengths, lengths, strict=True)]
+    table = np.full((len(keys), num_columns(shape, max(keys))), -1, np.int32)
+    num_blocks = sum(committed_blocks) + 3
+    free = random.permutation(num_blocks).tolist()
+    for row, count in enumerate(committed_blocks):
+        table[row, :count] = [free.pop() for _ in range(count)]
+
+    def normal(*size: int) -> NDArray[np.float32]:
+        return random.standard_normal(size).astype(np.float32)
+
+    pool = normal(num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_size)
+    return {
+        "q": normal(num_tokens, shape.num_heads, shape.head_size),
+        "k_new": normal(num_tokens, shape.num_kv_heads, shape.head_size),
+        "v_new": normal(num_tokens, shape.num_kv_heads, shape.head_size),
+        "kv_pool": pool.astype(np.float16) if shape.half_pool else pool,
+        "block_table": table,
+        "context_lengths": np.array(case.context_lengths, np.int32),
+        "sequence_starts": starts,
+        "packed_mask": masks,
+    }
+
+
+shapes = st.sampled_from(
+    [
+        Shape(4, 2, 16, 8, 0),
+        Shape(4, 4, 8, 16, 0),
+        Shape(6, 1, 24, 32, 0),
+        Shape(1, 1, 64, 64, 0),
+        Shape(9, 3, 2, 128, 0),
+        Shape(4, 2, 16, 16, 1),
+        Shape(2, 2, 16, 8, 7),
+        Shape(3, 1, 32, 32, 20),
+        Shape(4, 2, 16, 16, 0, half_pool=True),
+        Shape(6, 2, 24, 8, 9, half_pool=True),
+    ]
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[int, ...]:
+    num_nodes = draw(st.sampled_from([1, 1, 2, 3, 5, 8, 17, 31, 32, 33, 40, 64, 65, 70, 100]))
+    if draw(st.booleans()):
+        return chain(num_nodes)
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return (-1, *(int(random.integers(node)) for node in range(1, num_nodes)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    sequences = draw(st.lists(st.tuples(st.integers(0, 300), trees()), min_size=1, max_size=5))
+    contexts, shapes_of_steps = zip(*sequences, strict=True)
+    return Case(contexts, shapes_of_steps, draw(st.integers(0, 2**32 - 1)))
