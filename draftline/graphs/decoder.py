@@ -79,9 +79,11 @@ class Decoder:
         self._kept_kv = None if in_step is None else self._split_kept(in_step)
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
-        num_planes = 2 * self.config.num_hidden_layers
+        num_planes, kept = 2 * self.config.num_hidden_layers, in_step.kept_kv
+        if self._pool.onnx_type != TensorProto.FLOAT:
+            kept = self.graph.op("Cast", kept, to=TensorProto.FLOAT)
         sizes = self.graph.constant([self._heads.num_kv_heads] * num_planes)
-        return self.graph.ops("Split", in_step.kept_kv, sizes, outputs=num_planes, axis=1)
+        return self.graph.ops("Split", kept, sizes, outputs=num_planes, axis=1)
 
     def weight(self, name: str) -> str:
         return self.graph.external(name, self.weights[name])
@@ -103,11 +105,16 @@ class Decoder:
         stream.add(self._mlp(stream.normed(f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
 
     def output_kv_rows(self) -> None:
-        """Add the output ``kv_rows [rows, 2 * layers * K, D]``: keys of a layer, then its values; rotated."""
+        """Add the output ``kv_rows [rows, 2 * layers * K, D]``: keys of a layer, then its values; rotated.
+
+        They have the pool's dtype: rounded here, where it is cheap, and as ``TreeAttention`` rounds in-step rows.
+        """
         rows = "T" if self._in_step is None else "N"
         num_kv_heads, size = self._heads.num_kv_heads, self._heads.head_size
         heads = self.graph.op("Concat", *self._kv_rows, axis=1)
-        self.graph.output(heads, "kv_rows", TensorProto.FLOAT, [rows, len(self._kv_rows) * num_kv_heads, size])
+        if self._pool.onnx_type != TensorProto.FLOAT:
+            heads = self.graph.op("Cast", heads, to=self._pool.onnx_type)
+        self.graph.output(heads, "kv_rows", self._pool.onnx_type, [rows, len(self._kv_rows) * num_kv_heads, size])
 
     def _mlp(self, x: str, prefix: str) -> str:
         config, size = self.config, self.config.intermediate_size

@@ -39,7 +39,9 @@ def build_draft_model_graph(
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
     sampling = emit_sampling_inputs(graph)
-    in_step = emit_in_step_rows(graph, config.num_hidden_layers, config.num_key_value_heads, config.head_size)
+    in_step = emit_in_step_rows(
+        graph, config.num_hidden_layers, config.num_key_value_heads, config.head_size, pool.onnx_type
+    )
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs, in_step)
     if config.vocab_size < target_vocab_size:
         ids = graph.op("Min", ids, graph.constant(np.array(config.vocab_size - 1, np.int32)))

@@ -67,7 +67,7 @@ def build_eagle_graph(
     own_features = graph.input("own_features", TensorProto.FLOAT, ["O", head.hidden_size])
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
-    in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads, head.head_size)
+    in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads, head.head_size, pool.onnx_type)
     decoder = Decoder(graph, operators, weights, layers, pool, positions, attention_inputs, in_step)
     embedded = decoder.linear.embed(ids, EMBEDDING, head.hidden_size)
     if head.method == "eagle3":

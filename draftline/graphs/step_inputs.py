@@ -59,10 +59,12 @@ def emit_sampling_inputs(graph: OnnxGraph) -> SamplingInputs:
     return SamplingInputs(temperature, top_k, top_p, uniform)
 
 
-def emit_in_step_rows(graph: OnnxGraph, num_layers: int, num_kv_heads: int, head_size: int) -> InStepRows:
-    """Add the graph inputs of ``InStepRows``."""
+def emit_in_step_rows(
+    graph: OnnxGraph, num_layers: int, num_kv_heads: int, head_size: int, pool_type: int
+) -> InStepRows:
+    """Add the graph inputs of ``InStepRows``; ``pool_type`` is the pool's ``TensorProto`` type."""
     return InStepRows(
-        graph.input("kept_kv", TensorProto.FLOAT, ["M", 2 * num_layers * num_kv_heads, head_size]),
+        graph.input("kept_kv", pool_type, ["M", 2 * num_layers * num_kv_heads, head_size]),
         graph.input("row_ids", TensorProto.INT32, ["T"]),
         graph.input("new_rows", TensorProto.INT32, ["N"]),
     )

@@ -59,7 +59,8 @@ def build_target_graph(
     Inputs are the fields of ``StepBatch`` (``packed_mask`` always given; ``edits`` as ``edit_rows`` and so on) and, for
     every layer L, ``kv_pool.L [num_blocks, 2, K, S, D]``.
     Outputs: ``sampled_ids [R] int64``, ``kv_rows [T, 2 * layers * K, D]`` (keys of a layer, then its values; rotated,
-    uncommitted) and ``logits [R, V]``, unedited, which is computed for the sampler anyway and read only when asked for.
+    uncommitted, of the pool's dtype) and ``logits [R, V]``, unedited, which is computed for the sampler anyway and read
+    only when asked for.
     With ``taps``: ``features [T, F]``; ``head_ids`` and ``head_log_probs [R, heads, num_candidates]``.
     """
     graph = OnnxGraph()

@@ -44,10 +44,12 @@ class OnnxRuntimeDraftSession:
         self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
         cost = StepCost.of_draft(draft, config.weights_dtype)
         self._passes = choose_passes(config, cost, repeats_single_rows=False)
-        self._no_kept_kv = np.empty((0, 2 * draft.num_layers * draft.num_key_value_heads, draft.head_size), np.float32)
+        self._no_kept_kv = np.empty(
+            (0, 2 * draft.num_layers * draft.num_key_value_heads, draft.head_size), config.pool_dtype
+        )
         # Rows of this step, by forward: the id of its first row, and its rows.
         self._first_ids: list[int] = []
-        self._kv_rows: list[NDArray[np.float32]] = []
+        self._kv_rows: list[NDArray[Any]] = []  # of the pool's dtype
         self._hidden: list[NDArray[np.float32]] = []
         self._num_rows = 0
 
@@ -118,9 +120,9 @@ class OnnxRuntimeDraftSession:
         kept_kv = self._gather(self._kv_rows, kept_ids) if num_kept else self._no_kept_kv
         return {"kept_kv": kept_kv, "row_ids": numbers, "new_rows": new_rows}
 
-    def _gather(self, by_forward: list[NDArray[np.float32]], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _gather(self, by_forward: list[NDArray[Any]], ids: NDArray[np.int64]) -> NDArray[Any]:
         """Take rows of this step by id out of the arrays of its forwards."""
-        gathered = np.empty((len(ids), *by_forward[0].shape[1:]), np.float32)
+        gathered = np.empty((len(ids), *by_forward[0].shape[1:]), by_forward[0].dtype)
         forwards = np.searchsorted(self._first_ids, ids, side="right") - 1
         for forward in np.unique(forwards):
             chosen = np.flatnonzero(forwards == forward)

@@ -93,8 +93,8 @@ class OnnxRuntimeGraph:
             self._binding.clear_binding_outputs()  # else the next step returns them too, or they keep their memory
         return dict(zip(names, outputs, strict=True))
 
-    def write_rows(self, kv_rows: NDArray[np.float32], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Write ``rows`` of ``kv_rows [T, 2 * layers * K, D]`` into ``slots`` of the pool, rounded to its dtype."""
+    def write_rows(self, kv_rows: NDArray[Any], rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Write ``rows`` of ``kv_rows [T, 2 * layers * K, D]`` into ``slots`` of the pool; dtypes are the same."""
         layers, _, _, num_heads, block_size, head_size = self.pool.shape
         blocks, offsets = np.divmod(slots, block_size)
         self.pool[:, blocks, :, :, offsets] = kv_rows[rows].reshape(-1, layers, 2, num_heads, head_size)

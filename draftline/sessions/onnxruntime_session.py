@@ -43,8 +43,8 @@ class OnnxRuntimeSession:
         self._row_names = (
             ("kv_rows", "features") if any(draft.feature_size for draft in config.drafts) else ("kv_rows",)
         )
-        # Of every row of the last step.
-        self._kv_rows: NDArray[np.float32] | None = None
+        # Of every row of the last step; keys and values in the pool's dtype.
+        self._kv_rows: NDArray[Any] | None = None
         self._features: NDArray[np.float32] | None = None
 
     @property
