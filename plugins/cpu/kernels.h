@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention_kernels.h"
+
 namespace draftline {
 
 // Logits are looked at in blocks of so many; the last one may be shorter.
@@ -47,6 +49,8 @@ struct Kernels {
   void (*quantize_rows)(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
   void (*multiply_tile_8)(const TileProduct& product);
   void (*multiply_tile_4)(const TileProduct& product);
+
+  const AttentionKernels* attention;
 };
 
 // The best kernels that this processor runs, or those that use_kernels() chose; null where it runs none.

@@ -6,6 +6,7 @@
 #include "operator.h"
 #include "quantized_matmul.h"
 #include "sample.h"
+#include "tree_attention.h"
 
 #define DRAFTLINE_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -75,6 +76,7 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
         describe<QuantizedEmbedding>(),
         describe<Sample>(),
         describe<TopCandidates>(),
+        describe<TreeAttention>(),
     };
     // clang-format on
     for (const ort::CustomOp* op : ops) {

@@ -30,6 +30,9 @@ inline F16 load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+inline void store_half(uint16_t* p, F16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
 inline F16 set(float x) { return {_mm512_set1_ps(x)}; }
 inline F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -65,6 +68,11 @@ inline F16 load_half(const uint16_t* p) {
 inline void store(float* p, F16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
+}
+inline void store_half(uint16_t* p, F16 a) {
+  auto* q = reinterpret_cast<__m128i*>(p);
+  _mm_storeu_si128(q, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(q + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 inline F16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline F16 add(F16 a, F16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
@@ -108,6 +116,9 @@ inline F16 load_half(const uint16_t* p) {
 }
 inline void store(float* p, F16 a) {
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline void store_half(uint16_t* p, F16 a) {
+  for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i])));
 }
 inline F16 set(float x) {
   return each([=](int) { return vdupq_n_f32(x); });
@@ -157,6 +168,16 @@ inline float sum(F16 a) {
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
+// The sums of four, each by the tree of sum().
+inline void store_sums(float* p, F16 a, F16 b, F16 c, F16 d) {
+  const auto halves = [](__m256 x, __m256 y) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+  };
+  const __m256 ab = halves(fold(a), fold(b)), cd = halves(fold(c), fold(d));  // four lanes each: a b, c d
+  const __m256 two = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));  // a c, b d
+  const __m256 one = _mm256_add_ps(_mm256_shuffle_ps(two, two, 0x88), _mm256_shuffle_ps(two, two, 0xdd));
+  _mm_storeu_ps(p, _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1)));
+}
 inline float largest(F16 a) {
   const __m256 eight = fold_max(a);
   __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -176,6 +197,14 @@ inline float sum(F16 a) {
   const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+// The sums of four, each by the tree of sum().
+inline void store_sums(float* p, F16 a, F16 b, F16 c, F16 d) {
+  const auto four = [](F16 x) { return vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3])); };
+  const auto two = [](float32x4_t x, float32x4_t y) {
+    return vaddq_f32(vcombine_f32(vget_low_f32(x), vget_low_f32(y)), vcombine_f32(vget_high_f32(x), vget_high_f32(y)));
+  };
+  vst1q_f32(p, vpaddq_f32(two(four(a), four(b)), two(four(c), four(d))));
 }
 inline float largest(F16 a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[2]), vmaxq_f32(a.v[1], a.v[3]))); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }

@@ -20,6 +20,7 @@ const Kernels kKernels = {
     quantize_rows,
     multiply_tile_8,
     multiply_tile_4,
+    &kAttention,
 };
 // clang-format on
 
