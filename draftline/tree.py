@@ -115,6 +115,8 @@ def causal_mask(sequence_starts: NDArray[np.int32]) -> NDArray[np.int32]:
     >>> causal_mask(np.array([0, 3, 4], np.int32)).tolist()
     [[1], [3], [7], [1]]
     """
+    if sequence_starts[-1] == len(sequence_starts) - 1:  # a row each: plain decoding, in every step
+        return np.ones((len(sequence_starts) - 1, 1), np.int32)
     lengths = np.diff(sequence_starts)
     in_step = np.arange(sequence_starts[-1]) - np.repeat(sequence_starts[:-1], lengths)
     first_bits = np.arange(0, int(lengths.max()), 32)

@@ -57,6 +57,7 @@ class OnnxRuntimeGraph:
         self._check_pools(path, config.pool_dtype, pool_shape)
         self.pool = np.zeros(pool_shape, config.pool_dtype)
         self._binding = self._session.io_binding()
+        self._bound: dict[str, NDArray[Any]] = {}  # by input: bound arrays are read in place, and live as long
         self._pool_values = [onnxruntime.OrtValue.ortvalue_from_numpy(layer) for layer in self.pool]
         for layer, value in enumerate(self._pool_values):
             self._binding.bind_ortvalue_input(f"kv_pool.{layer}", value)
@@ -81,12 +82,14 @@ class OnnxRuntimeGraph:
         Raises: RuntimeError for a failure inside ONNX Runtime.
         """
         for name, value in feeds.items():
-            self._binding.bind_cpu_input(name, value)
+            if self._bound.get(name) is not value:
+                self._binding.bind_cpu_input(name, value)
+                self._bound[name] = value
         for name in names:
             self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
-            outputs = [value.numpy() for value in self._binding.get_outputs()]
+            outputs = self._binding.copy_outputs_to_cpu()
         except self._failures as error:  # direct children of Exception
             raise RuntimeError(f"ONNX Runtime: {error}") from error
         finally:

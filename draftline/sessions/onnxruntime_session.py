@@ -108,8 +108,11 @@ def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
     if not len(batch.sample_rows):  # a prefill chunk that is not the last: one greedy row keeps every shape above zero
         neutral = {"top_p": 1}
         sampling = {name: np.full(1, neutral.get(name, 0), value.dtype) for name, value in sampling.items()}
-    return feeds | sampling | _edit_feeds(batch.edits)
+    return feeds | sampling | (NO_EDIT_FEEDS if batch.edits is None else _edit_feeds(batch.edits))
 
 
-def _edit_feeds(edits: LogitEdits | None) -> dict[str, NDArray[Any]]:
-    return {f"edit_{field.name}": getattr(edits or NO_EDITS, field.name) for field in fields(LogitEdits)}
+def _edit_feeds(edits: LogitEdits) -> dict[str, NDArray[Any]]:
+    return {f"edit_{field.name}": getattr(edits, field.name) for field in fields(LogitEdits)}
+
+
+NO_EDIT_FEEDS = _edit_feeds(NO_EDITS)  # the same arrays in every step, which stay bound
