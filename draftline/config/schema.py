@@ -169,6 +169,16 @@ class KvCache(Block):
     prefix_cache: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
 
 
+class Check(Block):
+    """What the check stage measures beside what it always checks."""
+
+    perplexity: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether a fixed text is run through the engine's network and, where that rounds weights or keys, "
+        "through a temporary copy in float32. `auto`: for models of a billion parameters at most.",
+    )
+
+
 class Serve(Block):
     """Where the Triton server listens."""
 
@@ -195,6 +205,7 @@ class Pipeline(Block):
     acceptance: Acceptance | None = None
     engine: Engine = Field(default_factory=Engine)
     kv_cache: KvCache = Field(default_factory=KvCache)
+    check: Check = Field(default_factory=Check)
     serve: Serve = Field(default_factory=Serve)
 
     @classmethod
@@ -240,6 +251,7 @@ BLOCKS: dict[str, type[Block]] = {
     "acceptance": Acceptance,
     "engine": Engine,
     "kv_cache": KvCache,
+    "check": Check,
     "serve": Serve,
 }
 BESIDE_A_DRAFT: dict[str, type[Block]] = {"tree": Tree, "acceptance": Acceptance}

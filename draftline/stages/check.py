@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
+from draftline.stages import build
 from draftline.stages.stage import Stage, StageCall
 
 if TYPE_CHECKING:
     from draftline.checkpoints.config import CheckpointConfig
     from draftline.checkpoints.tokenizer import Tokenizer
+    from draftline.config import Pipeline
     from draftline.stages.check_drafts import DraftReport
+    from draftline.stages.perplexity import PerplexityReport
 
 PLAIN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 WIDE_TEXT = "naïve café, 東京, 🙂"
@@ -21,7 +25,10 @@ WIDE_TEXT = "naïve café, 東京, 🙂"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """``keeps_wide_text``: accents, CJK and emoji survive the tokenizer. ``has_chat_template``: and it renders."""
+    """``keeps_wide_text``: accents, CJK and emoji survive the tokenizer. ``has_chat_template``: and it renders.
+
+    ``perplexity``: None where ``check.perplexity`` leaves it out.
+    """
 
     architecture: str
     max_position_embeddings: int
@@ -29,13 +36,15 @@ class CheckResult:
     keeps_wide_text: bool
     has_chat_template: bool
     drafts: tuple[DraftReport, ...]
+    perplexity: PerplexityReport | None
 
 
 def run(call: StageCall) -> CheckResult:
-    """Check the limits, the tokenizer and the drafts against the model, and write ``report.json``."""
+    """Check limits, tokenizer and drafts against the model, measure its perplexity, and write ``report.json``."""
     from draftline.checkpoints.tokenizer import load_tokenizer
     from draftline.checkpoints.trtllm import load_checkpoint_config
     from draftline.stages.check_drafts import check_drafts
+    from draftline.stages.check_perplexity import check_perplexity
 
     checkpoint = call.build_directory / "checkpoint"
     config = load_checkpoint_config(checkpoint)
@@ -51,6 +60,7 @@ def run(call: StageCall) -> CheckResult:
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
         drafts=check_drafts(call.pipeline, checkpoint, config),
+        perplexity=check_perplexity(call, checkpoint, config, tokenizer),
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
     return result
@@ -106,12 +116,27 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
     return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)).strip()
 
 
+def machine(pipeline: Pipeline) -> Mapping[str, str]:
+    """Return the kernels that the perplexity is measured with."""
+    return {} if pipeline.check.perplexity == "never" else build.machine(pipeline)
+
+
 STAGE = Stage(
     name="check",
     directory="check",
     run=run,
-    settings=("engine.max_seq_len", "draft.method", "tree.max_depth"),
+    settings=(
+        "engine.backend",
+        "engine.kernels",
+        "engine.weights_dtype",
+        "engine.max_seq_len",
+        "kv_cache.dtype",
+        "draft.method",
+        "tree.max_depth",
+        "check.perplexity",
+    ),
     needs=("convert",),
-    packages=("tokenizers", "jinja2"),
+    packages=("tokenizers", "jinja2", "numpy", "onnx", "onnxruntime"),
     modules=("draftline.stages.check",),
+    machine=machine,
 )
