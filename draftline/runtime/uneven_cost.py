@@ -15,9 +15,9 @@ _MAX_STEPS = 16.0  # older ones are forgotten
 class UnevenCost:
     """Milliseconds beyond the cost curve, by the number of sequences and the nodes of the largest tree (powers of two).
 
-    One tree of eleven nodes among fifteen roots costs ONNX Runtime as much as 32 rows, two of each: its attention pads
-    sequences to the longest, or runs them apart and reads the weights twice. What was hardly seen costs nothing: it is
-    tried, and found out.
+    One tree of eleven nodes among fifteen roots costs the function body of TreeAttention as much as 32 rows, two of
+    each: it pads sequences to the longest, or runs them apart and reads the weights twice. Native kernels charge next
+    to nothing for it. What was hardly seen costs nothing: it is tried, and found out.
     """
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ def test_no_cut_of_the_sorted_sequences_is_cheaper(sequences: list[tuple[int, in
 def test_cuts_do_not_change_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, and what a commit after the step writes."""
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", num_layers=2)
-    engine = build_tiny_engine(tmp_path, checkpoint)
+    engine = build_tiny_engine(tmp_path, checkpoint, kernels="onnxruntime")
     random = np.random.default_rng(0)
     contexts, lengths = [0, 150, 3, 90, 31], [33, 1, 1, 5, 1]
     prefixes = [random.integers(3, 260, context).tolist() for context in contexts]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import DraftMethod, load_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_draft_session import OnnxRuntimeDraftSession
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import DraftResult
@@ -60,7 +61,7 @@ class Opened(NamedTuple):
     lag: int  # 1: row t of the drafter holds token t + 1
 
 
-def open_case(directory: Path, case: Case, weights_dtype: str = "float32") -> Opened:
+def open_case(directory: Path, case: Case, kernels: Kernels, **options: Any) -> Opened:
     checkpoint = write_tiny_checkpoint(directory / "target", num_layers=4)
     source = directory / "draft"
     if case.method == "draft_model":
@@ -69,9 +70,8 @@ def open_case(directory: Path, case: Case, weights_dtype: str = "float32") -> Op
         write_tiny_eagle3(source, checkpoint, **{"captured_layers": (0, 2), **case.options})
     else:
         write_tiny_eagle1(source, checkpoint, **case.options)
-    engine = build_tiny_engine(
-        directory, checkpoint, weights_dtype=weights_dtype, drafts=[("ngram", None), (case.method, source)], tree=TREE
-    )
+    drafts: list[tuple[DraftMethod, Path | None]] = [("ngram", None), (case.method, source)]
+    engine = build_tiny_engine(directory, checkpoint, kernels=kernels, drafts=drafts, tree=TREE, **options)
     config = load_engine_config(engine)
     target = OnnxRuntimeSession(engine, config)
     draft = OnnxRuntimeDraftSession(engine, config, 1, target)
@@ -129,8 +129,8 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_candidates_equal_the_references(tmp_path: Path, prompts: list[list[int]], name: str) -> None:
-    opened = open_case(tmp_path, CASES[name])
+def test_candidates_equal_the_references(tmp_path: Path, kernels: Kernels, prompts: list[list[int]], name: str) -> None:
+    opened = open_case(tmp_path, CASES[name], kernels)
     run = Run(opened)
     heads = [prompt[:count] for prompt, count in zip(prompts, FIRST_CHUNKS, strict=True)]
     tails = [prompt[count:] for prompt, count in zip(prompts, FIRST_CHUNKS, strict=True)]
@@ -180,13 +180,16 @@ def check_a_step(run: Run, texts: list[list[int]], chunks: list[list[int]], draw
 
 
 @pytest.fixture(scope="module", params=["eagle1", "eagle3", "draft-model"])
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    case = open_case(tmp_path_factory.mktemp("draft"), CASES[request.param])
+def opened(
+    request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
+    case = open_case(tmp_path_factory.mktemp("draft"), CASES[request.param], kernels)
     yield case
     case.draft.close()
     case.target.close()
 
 
+@pytest.mark.parametrize("kernels", ["onnxruntime"], indirect=True)
 def test_a_forward_in_parts_is_the_forward_at_once(
     opened: Opened, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,10 +253,10 @@ def test_more_nodes_than_a_mask_word_has_bits(opened: Opened) -> None:
 @pytest.mark.parametrize("method", ["eagle1", "eagle3", "draft-model"])
 @pytest.mark.parametrize("weights_dtype", ["int8", "int4"])
 def test_quantised_drafts_stay_near_the_references(
-    tmp_path: Path, prompts: list[list[int]], method: str, weights_dtype: str
+    tmp_path: Path, kernels: Kernels, prompts: list[list[int]], method: str, weights_dtype: str
 ) -> None:
     """Errors of tiny matrices are large; other candidates than the best lie 4 below them on average."""
-    opened = open_case(tmp_path, CASES[method], weights_dtype)
+    opened = open_case(tmp_path, CASES[method], kernels, weights_dtype=weights_dtype)
     result = Run(opened).extend(prompts, [11, 12, 13])
     errors = []
     for row, (prompt, token) in enumerate(zip(prompts, (11, 12, 13), strict=True)):
@@ -264,10 +267,11 @@ def test_quantised_drafts_stay_near_the_references(
     opened.target.close()
 
 
-def test_a_forward_may_have_more_rows_than_a_text_has_positions(tmp_path: Path) -> None:
+def test_a_forward_may_have_more_rows_than_a_text_has_positions(tmp_path: Path, kernels: Kernels) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     drafts = [("eagle1", write_tiny_eagle1(tmp_path / "eagle1", checkpoint))]
-    engine = build_tiny_engine(tmp_path, checkpoint, max_seq_len=24, max_num_tokens=64, drafts=drafts, tree=TREE)
+    limits = {"max_seq_len": 24, "max_num_tokens": 64}
+    engine = build_tiny_engine(tmp_path, checkpoint, kernels=kernels, drafts=drafts, tree=TREE, **limits)
     config = load_engine_config(engine)
     target = OnnxRuntimeSession(engine, config)
     draft = OnnxRuntimeDraftSession(engine, config, 0, target)
@@ -285,8 +289,8 @@ def test_a_forward_may_have_more_rows_than_a_text_has_positions(tmp_path: Path) 
     target.close()
 
 
-def test_ids_beyond_a_draft_models_rows_read_its_last_row(tmp_path: Path) -> None:
-    opened = open_case(tmp_path, CASES["draft-model-less-padded"])
+def test_ids_beyond_a_draft_models_rows_read_its_last_row(tmp_path: Path, kernels: Kernels) -> None:
+    opened = open_case(tmp_path, CASES["draft-model-less-padded"], kernels)
     results = []
     for token_id in (299, 319):
         steps = DraftSteps(opened.draft, [Text([0])], is_head=False)

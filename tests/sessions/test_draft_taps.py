@@ -10,6 +10,7 @@ import pytest
 
 from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.opening import open_draft_sessions, open_session
 from draftline.sessions.protocol import StepBatch
@@ -40,20 +41,28 @@ def make_chains() -> tuple[list[list[int]], StepBatch]:
     return chains, make_batch(texts, chains)
 
 
-@pytest.mark.parametrize("weights", [1e30, 0.0], ids=["at-once", "in-parts"])
+def price_weights(monkeypatch: pytest.MonkeyPatch, session: OnnxRuntimeSession, weights: float | None) -> None:
+    """Make the session run steps at once, or in parts; None where it knows one way only."""
+    if weights is not None:
+        monkeypatch.setattr(session._passes, "cost", StepCost(weights, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weights"), [("native", None), ("onnxruntime", 1e30), ("onnxruntime", 0.0)], indirect=["kernels"]
+)
 def test_features_stand_in_the_order_of_the_step(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, weights: float
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, kernels: Kernels, weights: float | None
 ) -> None:
     """EAGLE-3's captured layers first, EAGLE-1's final hidden rows behind them, wherever the drafts stand."""
     drafts = [
         ("eagle1", write_tiny_eagle1(tmp_path / "one", target)),
         ("eagle3", write_tiny_eagle3(tmp_path / "three", target, captured_layers=(0, 1))),
     ]
-    engine = build_tiny_engine(tmp_path, target, drafts=drafts, tree=TREE)
+    engine = build_tiny_engine(tmp_path, target, kernels=kernels, drafts=drafts, tree=TREE)
     config = load_engine_config(engine)
     session = open_session(engine, config)
     assert isinstance(session, OnnxRuntimeSession)
-    monkeypatch.setattr(session._passes, "cost", StepCost(weights, 1.0, 1.0))
+    price_weights(monkeypatch, session, weights)
     chains, batch = make_chains()
     session.forward(batch)
     hidden = [TargetReference(target).hidden(chain) for chain in chains]
@@ -64,16 +73,34 @@ def test_features_stand_in_the_order_of_the_step(
     session.close()
 
 
-@pytest.mark.parametrize(("num_layers", "own_lm_head", "weights"), [(1, True, 1e30), (2, False, 0.0)])
+@pytest.mark.parametrize(
+    ("kernels", "num_layers", "own_lm_head", "weights"),
+    [
+        ("native", 1, False, None),
+        ("native", 2, True, None),
+        ("onnxruntime", 1, True, 1e30),
+        ("onnxruntime", 2, False, 0.0),
+    ],
+    indirect=["kernels"],
+)
 def test_medusa_heads_propose_from_every_sampled_row(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int, own_lm_head: bool, weights: float
+    tmp_path: Path,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernels: Kernels,
+    num_layers: int,
+    own_lm_head: bool,
+    weights: float | None,
 ) -> None:
     heads = write_tiny_medusa(tmp_path / "medusa", target, num_layers=num_layers, own_lm_head=own_lm_head)
-    engine = build_tiny_engine(tmp_path, target, drafts=[("medusa", heads), ("ngram", None)], tree=TREE)
+    engine = build_tiny_engine(
+        tmp_path, target, kernels=kernels, drafts=[("medusa", heads), ("ngram", None)], tree=TREE
+    )
     config = load_engine_config(engine)
     session = open_session(engine, config)
+    assert isinstance(session, OnnxRuntimeSession)
     assert open_draft_sessions(engine, config, session) == (None, None)
-    monkeypatch.setattr(session._passes, "cost", StepCost(weights, 1.0, 1.0))
+    price_weights(monkeypatch, session, weights)
     chains, batch = make_chains()
     result = session.forward(batch)
     reference = TargetReference(target)
@@ -96,10 +123,17 @@ def test_medusa_heads_propose_from_every_sampled_row(
 
 
 @pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
-def test_a_draft_model_draws_what_the_target_would(tmp_path: Path, target: Path, weights_dtype: str) -> None:
+def test_a_draft_model_draws_what_the_target_would(
+    tmp_path: Path, target: Path, kernels: Kernels, weights_dtype: str
+) -> None:
     """With the target's own weights and random numbers: common random numbers at every temperature."""
     engine = build_tiny_engine(
-        tmp_path, target, weights_dtype=weights_dtype, drafts=[("draft_model", target)], tree=TREE
+        tmp_path,
+        target,
+        weights_dtype=weights_dtype,
+        kernels=kernels,
+        drafts=[("draft_model", target)],
+        tree=TREE,
     )
     config = load_engine_config(engine)
     session = open_session(engine, config)

@@ -13,6 +13,7 @@ from draftline.draft_trees import DraftTrees
 from draftline.logit_edits import BANNED, LogitEdits, edit_logits_reference, edited_logits
 from draftline.logit_rules import LogitRules, build_edits
 from draftline.sampling import sample_reference
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
@@ -20,10 +21,13 @@ from tests.tiny_checkpoints import write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module", params=["float32", "int4"])
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnnxRuntimeSession]:
+def session(
+    request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OnnxRuntimeSession]:
     directory = tmp_path_factory.mktemp("edits")
     checkpoint = write_tiny_checkpoint(directory / "checkpoint")
-    opened = open_tiny_session(build_tiny_engine(directory, checkpoint, weights_dtype=request.param))
+    engine = build_tiny_engine(directory, checkpoint, weights_dtype=request.param, kernels=kernels)
+    opened = open_tiny_session(engine)
     yield opened
     opened.close()
 

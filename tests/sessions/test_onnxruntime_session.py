@@ -14,6 +14,7 @@ import pytest
 from draftline.checkpoints.safetensors_file import tensor_locations
 from draftline.sampling import sample_reference
 from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.opening import open_session
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
@@ -21,12 +22,12 @@ from tests.tiny_checkpoints import write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Engines of one checkpoint, in every dtype of weights, and the converted checkpoint beside them."""
     directory = tmp_path_factory.mktemp("engines")
     checkpoint = write_tiny_checkpoint(directory / "checkpoint", hidden_size=96, num_layers=3, vocab_size=267)
     for weights_dtype in ("float32", "int8", "int4"):
-        build_tiny_engine(directory, checkpoint, weights_dtype=weights_dtype)
+        build_tiny_engine(directory, checkpoint, weights_dtype=weights_dtype, kernels=kernels)
     return directory
 
 

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftline.generation import load_engine
+from draftline.sessions.native_kernels import Kernels
 from tests.sessions.tiny_engines import Text, build_tiny_engine, open_tiny_session, run_text
 from tests.tiny_checkpoints import Architecture, write_tiny_checkpoint
 
@@ -111,7 +112,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_ids_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_logits_and_greedy_ids_equal_those_of_transformers(tmp_path: Path, kernels: Kernels, name: str) -> None:
     case = CASES[name]
     options = {**case.options, "extra_config": {"eos_token_id": 0, **case.options.get("extra_config", {})}}
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", case.architecture, **options)
@@ -120,7 +121,7 @@ def test_logits_and_greedy_ids_equal_those_of_transformers(tmp_path: Path, name:
     is_dynamic = (case.options.get("rope_scaling") or {}).get("rope_type") == "dynamic"
     # The angles of dynamic scaling depend on how a prompt is fed; ours are those of decoding token by token.
     expected, expected_ids = run_reference(model, prompt, token_by_token=is_dynamic)
-    engine = build_tiny_engine(tmp_path, checkpoint, dtype=case.dtype)
+    engine = build_tiny_engine(tmp_path, checkpoint, dtype=case.dtype, kernels=kernels)
     session = open_tiny_session(engine)
     logits = run_text(session, Text(list(range(40, 56))), [*prompt, *expected_ids[:-1]], None)
     session.close()

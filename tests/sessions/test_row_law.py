@@ -1,6 +1,7 @@
 """The row law: the logits of a row are the same bits whatever stands beside it, however its text was cut or drafted.
 
-It holds on tiny models of awkward sizes, with every dtype of weights and number of threads.
+It holds on tiny models of awkward sizes, with every kind of kernels, dtype of weights and of the pool, and number of
+threads.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftline.sessions.batch_split import KEY_CHUNK
 from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from tests.sessions.random_trees import path_to, random_tree
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
@@ -36,8 +37,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "thirds": {"hidden_size": 144, "intermediate_size": 336, "vocab_size": 500, "heads": 9, "kv_heads": 3, "tie": True},
 }
 DTYPES = ("float32", "int8", "int4")
-# Every model and every dtype meets every number of threads.
-CASES = [(model, dtype, (1, 2, 8)[(i + j) % 3]) for i, model in enumerate(MODELS) for j, dtype in enumerate(DTYPES)]
+# Every model and every dtype meets every number of threads, and both dtypes of pools.
+CASES = [
+    (model, dtype, (1, 2, 8)[(i + j) % 3], ("float32", "float16")[(i + j) % 2])
+    for i, model in enumerate(MODELS)
+    for j, dtype in enumerate(DTYPES)
+]
 LENGTHS = (1, 2, 17, 40, 129, 170)
 BLOCKS_PER_TEXT = 12
 
@@ -57,12 +62,14 @@ class Bench:
         return Text(list(range(index * BLOCKS_PER_TEXT, (index + 1) * BLOCKS_PER_TEXT)))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-threads")
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    model, dtype, num_threads = request.param
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "{}-{}-{}-threads-{}-pool".format(*case))
+def bench(
+    request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    model, dtype, num_threads, pool_dtype = request.param
     directory = tmp_path_factory.mktemp(f"{model}-{dtype}")
     checkpoint = write_tiny_checkpoint(directory / "checkpoint", **MODELS[model])
-    engine = build_tiny_engine(directory, checkpoint, weights_dtype=dtype)
+    engine = build_tiny_engine(directory, checkpoint, weights_dtype=dtype, pool_dtype=pool_dtype, kernels=kernels)
     bench = Bench(engine, MODELS[model].get("vocab_size", 320), num_threads)
     yield bench
     bench.session.close()
@@ -116,7 +123,7 @@ def test_neighbours_do_not_matter(bench: Bench) -> None:
 def test_drafts_do_not_matter(bench: Bench) -> None:
     """Rows on the true path of a draft are those of the plain text, beside wrong nodes and other drafts, step by step.
 
-    Trees lie in one chunk of keys; where none fits, a chain goes over the border.
+    With chunks of keys, trees lie in one; where none fits, a chain goes over the border.
     """
     random = np.random.default_rng(2)
     texts = [bench.new_text(index) for index in range(len(LENGTHS))]
@@ -127,8 +134,8 @@ def test_drafts_do_not_matter(bench: Bench) -> None:
         trees, drafts, paths = [], [], []
         for index in members:
             rest = bench.texts[index][texts[index].num_committed :]
-            room = KEY_CHUNK - texts[index].num_committed % KEY_CHUNK
-            num_nodes = int(random.integers(1, 65))
+            chunk, num_nodes = bench.session.key_chunk, int(random.integers(1, 65))
+            room = chunk - texts[index].num_committed % chunk if chunk else num_nodes
             tree = random_tree(random, num_nodes) if num_nodes <= room else list(range(-1, num_nodes - 1))
             path = path_to(tree, int(random.integers(num_nodes)))[: len(rest)]
             draft = random.integers(3, 260, num_nodes)

@@ -13,6 +13,7 @@ import pytest
 from draftline.generation import LoadedEngine, load_engine
 from draftline.runtime.request import SamplingParameters
 from draftline.sessions.engine_config import load_engine_config, write_engine_config
+from draftline.sessions.native_kernels import Kernels
 from tests.sessions.tiny_engines import build_tiny_engine
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
@@ -42,11 +43,12 @@ MIXED = [
 REQUESTS = {"sampled": SAMPLED, "mixed": MIXED}
 
 
-@pytest.fixture(scope="module", params=["float32", "int8", "int4"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[("float32", "float32"), ("int8", "float16"), ("int4", "float32")])
+def engine(request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    weights_dtype, pool_dtype = request.param
     directory = tmp_path_factory.mktemp("engine")
     checkpoint = write_tiny_checkpoint(directory / "checkpoint", hidden_size=72, heads=3, kv_heads=1, vocab_size=267)
-    return build_tiny_engine(directory, checkpoint, weights_dtype=request.param)
+    return build_tiny_engine(directory, checkpoint, weights_dtype=weights_dtype, pool_dtype=pool_dtype, kernels=kernels)
 
 
 def ids_of(loaded: LoadedEngine, sampling: list[SamplingParameters], together: bool) -> list[tuple[int, ...]]:
@@ -99,7 +101,14 @@ def test_blocks_of_another_size(
 ) -> None:
     config = load_engine_config(engine)
     checkpoint = engine.parent / "checkpoint"
-    other = build_tiny_engine(tmp_path, checkpoint, weights_dtype=config.weights_dtype, block_size=block_size)
+    other = build_tiny_engine(
+        tmp_path,
+        checkpoint,
+        weights_dtype=config.weights_dtype,
+        pool_dtype=config.pool_dtype,
+        kernels=config.kernels,
+        block_size=block_size,
+    )
     with load_engine(other) as loaded:
         assert ids_of(loaded, SAMPLED, together=True) == expected["sampled"]
 

@@ -28,7 +28,7 @@ def build_tiny_engine(
     dtype: str = "float32",
     weights_dtype: str = "float32",
     pool_dtype: PoolDtype = "float32",
-    kernels: Kernels = "onnxruntime",
+    kernels: Kernels = "native",
     max_batch_size: int = 16,
     max_seq_len: int = 256,
     max_num_tokens: int = 256,
