@@ -4,7 +4,7 @@ Its oracle is ``draftline.sampling.sample_reference``. Rules: temperature, then 
 then top-p (a token stays while the probability strictly above its own is below ``top_p``), then the first token in id
 order whose cumulated kept probability exceeds ``uniform`` times their sum. Before them come the edits of single logits;
 their oracle is ``draftline.logit_edits.edited_logits``. Parts that no row of the step needs are skipped by
-``If``.
+``If``. The native operator ``Sample`` (``plugins/cpu/sample.h``) follows the same rules.
 """
 
 from __future__ import annotations

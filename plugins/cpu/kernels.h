@@ -21,6 +21,12 @@ struct Softmax {
 
 struct TileProduct;  // quantized_matmul/cpu/tile_product.h
 
+// The bucket of x: 1 + (high * unit - x * unit) * scale without its fraction from `low` to `high`, 0 outside. `unit` is
+// a power of two that keeps the differences of float32 numbers of any size representable.
+struct Buckets {
+  float low, high, unit, scale;
+};
+
 struct Kernels {
   const char* name;  // "avx512_vnni", "avx2", "neon"
 
@@ -41,6 +47,9 @@ struct Kernels {
 
   // weights[i] = the weight of logit i of one block.
   void (*block_weights)(const float* logits, size_t count, const Softmax& softmax, float* weights);
+
+  // buckets[i] = the bucket of logit i of one block.
+  void (*block_buckets)(const float* logits, size_t count, const Buckets& range, int32_t* buckets);
 
   // masses[i] = the sum of the weights of block i, given its maximum.
   void (*block_masses)(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
@@ -81,6 +90,7 @@ void rotate_heads(const float* heads, size_t num_heads, size_t half, const float
                   const float* norm_weight, float epsilon, float* out);
 float block_maxima(const float* logits, size_t count, float* maxima);
 void block_weights(const float* logits, size_t count, const Softmax& softmax, float* weights);
+void block_buckets(const float* logits, size_t count, const Buckets& range, int32_t* buckets);
 void block_masses(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses);
 void quantize_rows(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
 void multiply_tile_8(const TileProduct& product);

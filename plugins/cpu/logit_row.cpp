@@ -3,27 +3,22 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <functional>
 
 namespace draftline {
 namespace {
 
-constexpr int kBucketBits = 11;
-constexpr size_t kNumBuckets = size_t{1} << kBucketBits;
+constexpr int32_t kNumBuckets = 1024;
+constexpr size_t kMaxSorted = 4096;  // logits of a bucket
 
-// Orders floats as unsigned integers: -inf first.
-uint32_t key_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-float of_key(uint32_t key) {
-  const uint32_t bits = key ^ (key >> 31 ? 0x80000000u : 0xffffffffu);
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
+// That of `high` is 1, that of a smaller `low` the last or next to it.
+Buckets buckets_of(float low, float high) {
+  if (!(low < high)) return {low, high, 0.0f, 0.0f};
+  const double range = static_cast<double>(high) - low;
+  int exponent;
+  std::frexp(range, &exponent);
+  const double unit = std::ldexp(1.0, std::clamp(-exponent, -126, 127));
+  return {low, high, static_cast<float>(unit), static_cast<float>((kNumBuckets - 1) / (range * unit))};
 }
 
 }  // namespace
@@ -47,51 +42,92 @@ size_t LogitRow::first_of_largest() const {
   return static_cast<size_t>(std::find(first, first + block_size(block), largest_) - logits_);
 }
 
-// The largest logit with `limit` or more of the weight at or above it; the lowest from `low` on where there is less.
-// A histogram over the leading bits of the logits finds the bucket where it lies, the next one, over the bits that
-// follow, refines that bucket alone; after the last it is one value. Cost: one to three passes over the blocks that
-// reach `low`.
+template <typename Function>
+void LogitRow::for_each_block_of(const Buckets& range, Function function) const {
+  int32_t buckets[kLogitBlock];
+  for (size_t block = 0; block < num_blocks_; ++block) {
+    if (!(scratch_.maxima[block] >= range.low)) continue;
+    const float* x = logits_ + block * kLogitBlock;
+    kernels()->block_buckets(x, block_size(block), range, buckets);
+    function(x, block_size(block), buckets);
+  }
+}
+
+LogitRow::Members LogitRow::members(const Buckets& range, int32_t bucket) {
+  auto& found = scratch_.found;
+  found.resize(kMaxSorted + kLogitBlock);
+  size_t num = 0;
+  bool is_many = false;
+  Members members{INFINITY, -INFINITY, 0};
+  const auto look_at_found = [&] {
+    for (size_t i = 0; i < num; ++i) {
+      members.least = std::min(members.least, found[i]);
+      members.largest = std::max(members.largest, found[i]);
+    }
+  };
+  for_each_block_of(range, [&](const float* x, size_t size, const int32_t* buckets) {
+    int32_t any = 0;
+    for (size_t i = 0; i < size; ++i) any |= buckets[i] == bucket;
+    if (any == 0) return;
+    for (size_t i = 0; i < size; ++i) {
+      found[num] = x[i];
+      num += buckets[i] == bucket;
+    }
+    if (num <= kMaxSorted) return;
+    is_many = true;
+    look_at_found();
+    num = 0;
+  });
+  look_at_found();
+  members.num_found = is_many ? 0 : num;
+  return members;
+}
+
+// The largest logit with `limit` or more of the weight at or above it; `low` where those from `low` on weigh less.
+//
+// A histogram over the logits from low to high finds the bucket where it lies; the logits of that bucket are sorted, or
+// where they are many, the next histogram is over them alone. Each one parts low from high, so there is an end; with
+// any but contrived logits the first is the last.
 template <typename Weigh>
 float LogitRow::threshold(float low, double limit, Weigh weights_of_block) {
-  // Of the two zeros, the one that takes both in.
-  uint32_t top = key_of(largest_ == 0 ? 0.0f : largest_);
-  uint32_t bottom = std::min(key_of(low == 0 ? -0.0f : low), top);
-  double above = 0;
-  int num_bits = 0;
-  while (num_bits < 32 && (top - bottom) >> num_bits) ++num_bits;
+  float high = largest_, lowest = low;
+  if (low == -INFINITY) {
+    lowest = high;
+    for (size_t i = 0; i < count_; ++i)
+      if (logits_[i] < lowest && logits_[i] > -INFINITY) lowest = logits_[i];
+  }
   float weights[kLogitBlock];
+  double above = 0;
   while (true) {
-    const int shift = std::max(num_bits - kBucketBits, 0);
-    const uint32_t range = top - bottom;
-    const float lowest = of_key(bottom);
-    // Two, for ids even and odd: sums of one bucket would wait for each other.
-    scratch_.histogram.assign(2 * kNumBuckets, 0.0);
+    const Buckets range = buckets_of(lowest, high);
+    scratch_.histogram.assign(kNumBuckets + 1, 0.0);
     double* histogram = scratch_.histogram.data();
-    for (size_t block = 0; block < num_blocks_; ++block) {
-      if (!(scratch_.maxima[block] >= lowest)) continue;
-      const float* x = logits_ + block * kLogitBlock;
-      const size_t size = block_size(block);
+    for_each_block_of(range, [&](const float* x, size_t size, const int32_t* buckets) {
       weights_of_block(x, size, weights);
-      for (size_t i = 0; i < size; ++i) {
-        const uint32_t below = top - key_of(x[i]);  // wraps above the top
-        if (below <= range) histogram[2 * (below >> shift) + i % 2] += weights[i];
+      for (size_t i = 0; i < size; ++i)
+        if (buckets[i] > 0) histogram[buckets[i]] += weights[i];
+    });
+    int32_t bucket = 1;
+    for (; above + histogram[bucket] < limit; ++bucket) {
+      if (bucket == kNumBuckets) return low;
+      above += histogram[bucket];
+    }
+    if (!(lowest < high)) return high;
+
+    const Members found = members(range, bucket);
+    if (found.num_found > 0) {
+      auto& sorted = scratch_.found;
+      std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(found.num_found), std::greater<>());
+      for (size_t i = 0; i < found.num_found; ++i) {
+        const size_t place = i % kLogitBlock;
+        if (place == 0) weights_of_block(&sorted[i], std::min(found.num_found - i, kLogitBlock), weights);
+        above += weights[place];
+        if (above >= limit) return sorted[i];
       }
+      return found.least;  // of two sums of the same weights, this one was rounded to less
     }
-    uint32_t chosen = 0;
-    double above_chosen = above;
-    for (uint32_t bucket = 0; bucket <= range >> shift; ++bucket) {
-      const double mass = histogram[2 * bucket] + histogram[2 * bucket + 1];
-      if (mass == 0) continue;
-      chosen = bucket;
-      above_chosen = above;
-      above += mass;
-      if (above >= limit) break;
-    }
-    above = above_chosen;
-    top -= chosen << shift;
-    if (shift == 0) return of_key(top);
-    bottom = std::max(bottom, top - std::min(top, (uint32_t{1} << shift) - 1));
-    num_bits = shift;
+    low = lowest = found.least;
+    high = found.largest;
   }
 }
 

@@ -16,9 +16,11 @@ struct RowScratch {
   std::vector<float> maxima, some_maxima;  // of each block
   std::vector<double> masses;              // of each block
   std::vector<double> histogram;
+  std::vector<float> found;
 };
 
-// Sums of weights: float32 inside a block (one fixed tree), float64 over blocks in id order.
+// A row of logits. Weights are float32; sums of them are float32 inside a block (one fixed tree) and float64 over
+// blocks in id order, so a share of the sum is right to 3e-7.
 class LogitRow {
  public:
   LogitRow(const float* logits, size_t count, RowScratch& scratch);
@@ -45,6 +47,15 @@ class LogitRow {
   size_t draw(float uniform);
 
  private:
+  struct Members {
+    float least, largest;
+    size_t num_found;  // of scratch.found; 0 where they are too many to be listed
+  };
+
+  // Calls function(logits, count, buckets) for each block with a logit from range.low on.
+  template <typename Function>
+  void for_each_block_of(const Buckets& range, Function function) const;
+  Members members(const Buckets& range, int32_t bucket);
   template <typename Weigh>
   float threshold(float low, double limit, Weigh weights_of_block);
   size_t block_size(size_t block) const;

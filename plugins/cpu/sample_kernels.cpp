@@ -51,6 +51,19 @@ void block_weights(const float* logits, size_t count, const Softmax& softmax, fl
   }
 }
 
+void block_buckets(const float* logits, size_t count, const Buckets& range, int32_t* buckets) {
+  const Block x = load_block(logits, count);
+  int32_t padded[kLogitBlock];
+  int32_t* out = count >= kLogitBlock ? buckets : padded;
+  const F16 low = set(range.low), high = set(range.high), unit = set(range.unit), scale = set(range.scale);
+  const F16 scaled_high = mul(high, unit), one = set(1.0f);
+  for (int i = 0; i < kVectors; ++i) {
+    const F16 bucket = add(one, mul(sub(scaled_high, mul(x.v[i], unit)), scale));
+    store_whole(out + i * kLanes, where_from(where_from(bucket, x.v[i], low), high, x.v[i]));
+  }
+  if (out == padded) std::memcpy(buckets, padded, count * sizeof(int32_t));
+}
+
 void block_masses(const float* logits, size_t count, const Softmax& softmax, const float* maxima, double* masses) {
   for (size_t first = 0; first < count; first += kLogitBlock, ++maxima, ++masses) {
     *masses = 0;

@@ -42,6 +42,8 @@ inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 round(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// Without their fractions, which int32 must hold.
+inline void store_whole(int32_t* p, F16 a) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(a.v)); }
 // a where x >= bound, 0 elsewhere.
 inline F16 where_from(F16 a, F16 x, F16 bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), a.v)};
@@ -85,6 +87,10 @@ inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(
 inline F16 round(F16 a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+inline void store_whole(int32_t* p, F16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvttps_epi32(a.lo));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), _mm256_cvttps_epi32(a.hi));
 }
 inline F16 where_from(F16 a, F16 x, F16 bound) {
   return {_mm256_and_ps(a.lo, _mm256_cmp_ps(x.lo, bound.lo, _CMP_GE_OQ)),
@@ -146,6 +152,9 @@ inline F16 min(F16 a, F16 b) {
 }
 inline F16 round(F16 a) {
   return each([&](int i) { return vrndnq_f32(a.v[i]); });
+}
+inline void store_whole(int32_t* p, F16 a) {
+  for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, vcvtq_s32_f32(a.v[i]));
 }
 inline F16 where_from(F16 a, F16 x, F16 bound) {
   return each([&](int i) {

@@ -16,6 +16,7 @@ const Kernels kKernels = {
     rotate_heads,
     block_maxima,
     block_weights,
+    block_buckets,
     block_masses,
     quantize_rows,
     multiply_tile_8,

@@ -80,6 +80,32 @@ def test_a_large_vocabulary_agrees_with_the_reference(spread: float, top_k: int,
         check_row(logits[row], rules[row], token)
 
 
+@pytest.mark.parametrize("spread", [0.1, 2.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_shares_are_right_to_three_ten_millionths(spread: float, temperature: float) -> None:
+    """Random numbers beside the boundaries of the cumulated mass, as float64 has it."""
+    random = np.random.default_rng(1)
+    logits = (random.standard_normal(49152) * spread).astype(np.float32)
+    kept = kept_probabilities(logits, float(np.float32(temperature)), 0, 1.0)
+    cumulated = np.cumsum(kept) / kept.sum()
+    uniforms = np.minimum(random.choice(cumulated, 50).astype(np.float32), np.float32(NEAR_ONE))
+    tokens = draw(np.tile(logits, (50, 1)), [Rule(temperature, 0, 1.0, float(u)) for u in uniforms], num_threads=2)
+    assert (cumulated[tokens] - kept[tokens] / kept.sum() <= uniforms + 3e-7).all()
+    assert (cumulated[tokens] >= uniforms - 3e-7).all()
+
+
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.8])
+def test_a_nucleus_that_ends_among_thousands_of_nearly_equal_tokens(top_p: float) -> None:
+    """The draw is the last kept token: it shows where the nucleus ends."""
+    logits = np.full(20_000, -9.0, np.float32)
+    logits[:12_000] = 1 - np.arange(12_000) * 2.0**-23
+    kept = kept_probabilities(logits, 1.0, 0, top_p)
+    (token,) = draw(logits[None], [Rule(1.0, 0, top_p, NEAR_ONE)])
+    # 1e-5 of the mass: what rounding may move.
+    assert np.count_nonzero(kept) == pytest.approx(token + 1, rel=1e-4)
+    check_row(logits, Rule(1.0, 0, top_p, NEAR_ONE), token)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 2000), st.lists(rules, min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_instruction_sets_and_batches_draw_alike(vocab_size: int, rules: list[Rule], seed: int) -> None:

@@ -66,6 +66,19 @@ def test_candidates_are_those_of_a_stable_sort(
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("scales", [(1e-38, 1e-42), (3e38, 1e-38), (8.0, 1e-6), (1e30, 1.0, 1e-5), (1.0, 0.0)])
+def test_thousands_of_nearly_equal_logits_are_told_apart(scales: tuple[float, ...]) -> None:
+    """Clusters within clusters of 20,000 tokens: too many for one histogram, whatever its range."""
+    random = np.random.default_rng(3)
+    logits = np.zeros(20_000, np.float64)
+    for scale in scales:
+        logits += random.choice([-1.0, 0.0, 0.0, 0.0, 1.0], logits.size) * scale / 3
+    logits += random.random(logits.size) * scales[-1] / 3
+    rows = logits.astype(np.float32)[None]
+    for k in (1, 300, 320, 5000, 12_345, 20_000):
+        np.testing.assert_array_equal(choose(rows, k)[0], expect(rows, k)[0])
+
+
 def test_no_rows() -> None:
     ids, log_probs = choose(np.empty((0, 9), np.float32), 4)
     assert ids.shape == log_probs.shape == (0, 4)
