@@ -19,6 +19,11 @@ inline F16 load_row(const uint16_t* p) { return load_half(p); }
 inline F16 load_row_first(const float* p, int n) { return load_first(p, n); }
 inline F16 load_row_first(const uint16_t* p, int n) { return load_half_first(p, n); }
 
+template <size_t kCount>
+struct Count {
+  static constexpr size_t value = kCount;
+};
+
 template <typename T>
 inline const T* row(const void* const* rows, size_t i) {
   return static_cast<const T*>(rows[i]);
@@ -30,92 +35,102 @@ inline void prefetch_elements(const T* p, size_t count) {
 }
 
 template <typename T, size_t kQueries>
-inline void score_tile(const float* const* queries, const void* const* keys, size_t num_keys, size_t head_size,
+inline void score_tile(const float* queries, const void* const* keys, size_t num_keys, size_t head_size,
                        float* scores) {
+  const size_t stride = padded_head_size(head_size);
   const T* key[kKeyTile];
   for (size_t j = 0; j < kKeyTile; ++j) key[j] = row<T>(keys, j < num_keys ? j : num_keys - 1);
   F16 sums[kQueries][kKeyTile];
+  const auto add_products = [&](size_t d, const F16(&k)[kKeyTile]) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kQueries; ++i) {
+      const F16 q = load(queries + i * stride + d);
+#pragma GCC unroll 8
+      for (size_t j = 0; j < kKeyTile; ++j) sums[i][j] = fma(q, k[j], sums[i][j]);
+    }
+  };
+#pragma GCC unroll 8
   for (size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (size_t j = 0; j < kKeyTile; ++j) sums[i][j] = set(0.0f);
   }
   size_t d = 0;
   for (; d + kLanes <= head_size; d += kLanes) {
-    F16 k[kKeyTile];
-    for (size_t j = 0; j < kKeyTile; ++j) k[j] = load_row(key[j] + d);
-    for (size_t i = 0; i < kQueries; ++i) {
-      const F16 q = load(queries[i] + d);
-      for (size_t j = 0; j < kKeyTile; ++j) sums[i][j] = fma(q, k[j], sums[i][j]);
-    }
+    add_products(d, {load_row(key[0] + d), load_row(key[1] + d), load_row(key[2] + d), load_row(key[3] + d)});
   }
   if (d < head_size) {
     const int rest = static_cast<int>(head_size - d);
-    for (size_t i = 0; i < kQueries; ++i) {
-      const F16 q = load_first(queries[i] + d, rest);
-      for (size_t j = 0; j < kKeyTile; ++j) sums[i][j] = fma(q, load_row_first(key[j] + d, rest), sums[i][j]);
-    }
+    add_products(d, {load_row_first(key[0] + d, rest), load_row_first(key[1] + d, rest),
+                     load_row_first(key[2] + d, rest), load_row_first(key[3] + d, rest)});
   }
+#pragma GCC unroll 8
   for (size_t i = 0; i < kQueries; ++i) {
-    float four[kKeyTile];
-    store_sums(four, sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
     if (num_keys == kKeyTile) {
-      std::memcpy(scores + i * kKeyChunk, four, sizeof four);
+      store_sums(scores + i * kKeyChunk, sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
     } else {
+      float four[kKeyTile];
+      store_sums(four, sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
       for (size_t j = 0; j < num_keys; ++j) scores[i * kKeyChunk + j] = four[j];
     }
   }
 }
 
+// Calls function(number, i) for tiles of queries i, i + 1, .., that number known to the compiler.
+template <typename Function>
+inline void for_query_tiles(size_t num_queries, Function function) {
+  size_t i = 0;
+  for (; i + kQueryTile <= num_queries; i += kQueryTile) function(Count<kQueryTile>(), i);
+  if constexpr (kQueryTile == 4) {
+    switch (num_queries - i) {
+      case 3:
+        return function(Count<3>(), i);
+      case 2:
+        return function(Count<2>(), i);
+      case 1:
+        return function(Count<1>(), i);
+    }
+  }
+}
+
 template <typename T>
-void scores(const float* const* queries, size_t num_queries, const void* const* keys, size_t num_keys, size_t ahead,
+void scores(const float* queries, size_t num_queries, const void* const* keys, size_t num_keys, size_t ahead,
             size_t head_size, float* out) {
+  const size_t stride = padded_head_size(head_size);
   for (size_t j = 0; j < num_keys; j += kKeyTile) {
     const size_t count = num_keys - j < kKeyTile ? num_keys - j : kKeyTile;
     if (ahead != 0) {
       for (size_t n = 0; n < count; ++n) prefetch_elements(row<T>(keys, j + n + ahead), head_size);
     }
-    for (size_t i = 0; i < num_queries;) {
-      float* place = out + i * kKeyChunk + j;
-      const size_t rest = num_queries - i;
-      if constexpr (kQueryTile == 4) {
-        if (rest >= 4) {
-          score_tile<T, 4>(queries + i, keys + j, count, head_size, place);
-          i += 4;
-          continue;
-        }
-        if (rest == 3) {
-          score_tile<T, 3>(queries + i, keys + j, count, head_size, place);
-          break;
-        }
-        if (rest == 2) {
-          score_tile<T, 2>(queries + i, keys + j, count, head_size, place);
-          break;
-        }
-      }
-      score_tile<T, 1>(queries + i, keys + j, count, head_size, place);
-      ++i;
-    }
+    for_query_tiles(num_queries, [&](auto tile, size_t i) {
+      score_tile<T, tile.value>(queries + i * stride, keys + j, count, head_size, out + i * kKeyChunk + j);
+    });
   }
 }
 
-void weights(float* scores, size_t begin, size_t end, float scale, float* max, float* sum_of_weights) {
+void weights(float* scores, size_t begin, size_t end, float* max_and_sum) {
   const size_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
-  const auto fill = [&](float x) {
+  const auto fill_rest = [&](float x) {
     for (size_t j = first; j < begin; ++j) scores[j] = x;
     for (size_t j = end; j < last; ++j) scores[j] = x;
   };
-  fill(scores[begin]);  // changes no maximum
-  F16 most = mul(load(scores + first), set(scale));
-  for (size_t j = first + kLanes; j < last; j += kLanes)
-    most = draftline::DRAFTLINE_ISA::max(most, mul(load(scores + j), set(scale)));
-  *max = largest(most);
-  const F16 shift = set(*max);
-  for (size_t j = first; j < last; j += kLanes) {
-    store(scores + j, exp(sub(mul(load(scores + j), set(scale)), shift)));
+  fill_rest(scores[begin]);  // changes no maximum
+  F16 most = load(scores + first);
+  for (size_t j = first + kLanes; j < last; j += kLanes) most = max(most, load(scores + j));
+  max_and_sum[0] = largest(most);
+  const F16 shift = set(max_and_sum[0]);
+  F16 total = set(0.0f);
+  if (begin == first && end == last) {
+    for (size_t j = first; j < last; j += kLanes) {
+      const F16 weight = exp(sub(load(scores + j), shift));
+      store(scores + j, weight);
+      total = add(total, weight);
+    }
+  } else {
+    for (size_t j = first; j < last; j += kLanes) store(scores + j, exp(sub(load(scores + j), shift)));
+    fill_rest(0.0f);
+    for (size_t j = first; j < last; j += kLanes) total = add(total, load(scores + j));
   }
-  fill(0.0f);
-  F16 total = load(scores + first);
-  for (size_t j = first + kLanes; j < last; j += kLanes) total = add(total, load(scores + j));
-  *sum_of_weights = sum(total);
+  max_and_sum[1] = sum(total);
 }
 
 template <typename T, size_t kQueries, size_t kVectors>
@@ -169,50 +184,28 @@ void values(const float* weights, size_t num_queries, const void* const* rows, s
   const size_t stride = partial_size(head_size);
   for (size_t j = 0; j < num_keys; j += kCachedKeys) {
     const size_t count = num_keys - j < kCachedKeys ? num_keys - j : kCachedKeys;
-    for (size_t i = 0; i < num_queries;) {
-      const float* weight = weights + i * kKeyChunk + j;
-      float* partial = partials + i * stride;
-      const size_t rest = num_queries - i, fetched = i == 0 ? ahead : 0;
-      if constexpr (kQueryTile == 4) {
-        if (rest >= 4) {
-          value_rows<T, 4>(weight, rows + j, count, fetched, head_size, partial);
-          i += 4;
-          continue;
-        }
-        if (rest == 3) {
-          value_rows<T, 3>(weight, rows + j, count, fetched, head_size, partial);
-          break;
-        }
-        if (rest == 2) {
-          value_rows<T, 2>(weight, rows + j, count, fetched, head_size, partial);
-          break;
-        }
-      }
-      value_rows<T, 1>(weight, rows + j, count, fetched, head_size, partial);
-      ++i;
-    }
+    for_query_tiles(num_queries, [&](auto tile, size_t i) {
+      value_rows<T, tile.value>(weights + i * kKeyChunk + j, rows + j, count, i == 0 ? ahead : 0, head_size,
+                                partials + i * stride);
+    });
   }
 }
 
 void merge(float* total, const float* part, size_t head_size) {
   const size_t size = padded_head_size(head_size);
+  float* max_and_sum = total + size;
   if (part[size + 1] == 0.0f) return;
-  if (total[size + 1] == 0.0f) {
+  if (max_and_sum[1] == 0.0f) {
     std::memcpy(total, part, partial_size(head_size) * sizeof(float));
     return;
   }
-  const float old_max = total[size], part_max = part[size];
+  const float old_max = max_and_sum[0], part_max = part[size];
   const float new_max = old_max > part_max ? old_max : part_max;
-  float factors[kLanes] = {old_max - new_max, part_max - new_max};
-  store(factors, exp(load(factors)));
-  const F16 old_factor = set(factors[0]), part_factor = set(factors[1]);
-  for (size_t d = 0; d < size; d += kLanes) {
+  const F16 old_factor = exp(sub(set(old_max), set(new_max))), part_factor = exp(sub(set(part_max), set(new_max)));
+  for (size_t d = 0; d <= size; d += kLanes) {  // the sum of weights as well
     store(total + d, fma(load(part + d), part_factor, mul(load(total + d), old_factor)));
   }
-  float sums[kLanes] = {total[size + 1]}, part_sums[kLanes] = {part[size + 1]};
-  store(sums, fma(load(part_sums), part_factor, mul(load(sums), old_factor)));
-  total[size] = new_max;
-  total[size + 1] = sums[0];
+  max_and_sum[0] = new_max;
 }
 
 void finish(const float* total, size_t head_size, float* out) {

@@ -20,14 +20,14 @@ static constexpr size_t partial_size(size_t head_size) { return padded_head_size
 // Rows of keys and values are pointers to `head_size` elements, floats or halves. Those `ahead` places behind the row
 // in work are fetched into the cache meanwhile, so the list goes on for `ahead` rows behind the last.
 struct AttentionKernels {
-  // scores[i * kKeyChunk + j] = queries[i] . keys[j].
-  using Scores = void (*)(const float* const* queries, size_t num_queries, const void* const* keys, size_t num_keys,
+  // scores[i * kKeyChunk + j] = queries[i] . keys[j], the queries padded_head_size() apart, filled up with zeros.
+  using Scores = void (*)(const float* queries, size_t num_queries, const void* const* keys, size_t num_keys,
                           size_t ahead, size_t head_size, float* scores);
   Scores scores_float, scores_half;
 
-  // Places `begin` .. `end` of a chunk: scores times `scale` become weights, the other places 0. Writes the maximum
-  // and the sum of weights, lane by place modulo the number of lanes.
-  void (*weights)(float* scores, size_t begin, size_t end, float scale, float* max, float* sum);
+  // Places `begin` .. `end` of a chunk: scores become weights, and the rest of their vectors 0. Writes the maximum and
+  // the sum of weights, which is taken lane by place modulo the number of lanes.
+  void (*weights)(float* scores, size_t begin, size_t end, float* max_and_sum);
 
   // partials[i][0 .. head_size) += weights[i * kKeyChunk + j] values[j], key after key.
   using Values = void (*)(const float* weights, size_t num_queries, const void* const* values, size_t num_keys,

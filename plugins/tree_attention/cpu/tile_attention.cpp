@@ -11,16 +11,20 @@ constexpr int kKeys = 0, kValues = 1;  // planes of the pool
 
 }  // namespace
 
-TileAttention::TileAttention(const AttentionTensors& tensors, const TilePart& part)
+TileAttention::TileAttention(const AttentionTensors& tensors, const TilePart& part, float* queries)
     : in_(tensors),
       part_(part),
       tile_(*part.tile),
       size_(static_cast<size_t>(tensors.head_size)),
-      stride_(partial_size(size_)) {
-  const float** query = queries_;
+      stride_(partial_size(size_)),
+      queries_(queries) {
+  const size_t padded = padded_head_size(size_);
   for (int64_t r = 0; r < tile_.num_rows; ++r) {
-    const float* row = in_.q + ((tile_.first_row + r) * in_.num_heads + part.first_head) * in_.head_size;
-    for (int64_t h = 0; h < part.num_heads; ++h) *query++ = row + h * in_.head_size;
+    const float* head = in_.q + ((tile_.first_row + r) * in_.num_heads + part.first_head) * in_.head_size;
+    for (int64_t h = 0; h < part.num_heads; ++h, head += size_, queries += padded) {
+      for (size_t d = 0; d < size_; ++d) queries[d] = head[d] * in_.scale;
+      for (size_t d = size_; d < padded; ++d) queries[d] = 0.0f;
+    }
   }
 }
 
@@ -40,7 +44,7 @@ void TileAttention::compute(int64_t chunk, float* partials) {
 
   const auto own_scores = [&](size_t query, const void* const* keys, size_t num_keys, int64_t position) {
     float* place = scores_ + query * kKeyChunk + (position - chunk * kChunk);
-    in_.scores(queries_ + query, num_heads, keys, num_keys, 0, size_, place);
+    in_.scores(queries_ + query * padded_head_size(size_), num_heads, keys, num_keys, 0, size_, place);
   };
   const auto own_values = [&](size_t query, const void* const* values, size_t num_keys, int64_t position) {
     const float* place = scores_ + query * kKeyChunk + (position - chunk * kChunk);
@@ -63,8 +67,8 @@ void TileAttention::weigh(int64_t chunk, float* partials) {
     const size_t begin = static_cast<size_t>(own.begin - first), end = static_cast<size_t>(own.end - first);
     for (int64_t h = 0; h < part_.num_heads; ++h) {
       const size_t query = static_cast<size_t>(r * part_.num_heads + h);
-      float* max = partials + query * stride_ + padded_head_size(size_);
-      in_.kernels->weights(scores_ + query * kKeyChunk, begin, end, in_.scale, max, max + 1);
+      float* max_and_sum = partials + query * stride_ + padded_head_size(size_);
+      in_.kernels->weights(scores_ + query * kKeyChunk, begin, end, max_and_sum);
     }
   }
 }

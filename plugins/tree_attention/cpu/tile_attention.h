@@ -32,7 +32,8 @@ struct TilePart {
 
 class TileAttention {
  public:
-  TileAttention(const AttentionTensors& tensors, const TilePart& part);
+  // `queries` takes the queries of the part times the scale, padded_head_size() apart.
+  TileAttention(const AttentionTensors& tensors, const TilePart& part, float* queries);
 
   // Writes the partial of every query of the part: row by row, head by head.
   void compute(int64_t chunk, float* partials);
@@ -54,7 +55,7 @@ class TileAttention {
   const TilePart& part_;
   const RowTile& tile_;
   size_t size_, stride_;
-  const float* queries_[kMaxTileQueries];
+  float* queries_;
   const void* shared_[3 * kKeyChunk + kAhead];
   alignas(64) float scores_[kMaxTileQueries * kKeyChunk];
 };

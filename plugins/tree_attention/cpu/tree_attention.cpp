@@ -104,11 +104,11 @@ void compute_item(const AttentionTensors& in, Plan& plan, float* shared_partials
   const size_t size = static_cast<size_t>(in.head_size), stride = partial_size(size);
   const size_t num_queries = item.part.num_queries();
   const Group& group = plan.groups[item.group];
-  float* totals = scratch.floats(2 * num_queries * stride);
+  float* totals = scratch.floats(num_queries * (2 * stride + padded_head_size(size)));
   const auto merge = [&](const float* partials) {
     for (size_t i = 0; i < num_queries; ++i) in.kernels->merge(totals + i * stride, partials + i * stride, size);
   };
-  TileAttention attention(in, item.part);
+  TileAttention attention(in, item.part, totals + 2 * num_queries * stride);
   const auto partials_of = [&](int64_t chunk) {
     return shared_partials + (group.partials + static_cast<size_t>(chunk - group.first_chunk) * num_queries) * stride;
   };
