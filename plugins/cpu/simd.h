@@ -29,6 +29,8 @@ inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F16 load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+// Keeps what was loaded in its register: GCC would load it again for each product.
+inline void keep(F16& a) { asm("" : "+v"(a.v)); }
 inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
 inline void store_half(uint16_t* p, F16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
@@ -67,6 +69,7 @@ inline F16 load_half(const uint16_t* p) {
   const auto* q = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
+inline void keep(F16&) {}  // a load for each product costs nothing here
 inline void store(float* p, F16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
@@ -120,6 +123,7 @@ inline F16 load(const float* p) {
 inline F16 load_half(const uint16_t* p) {
   return each([=](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
 }
+inline void keep(F16&) {}
 inline void store(float* p, F16 a) {
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
 }
@@ -194,6 +198,8 @@ inline float largest(F16 a) {
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second cache, which takes more lines at a time from memory than the first.
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline uint16_t to_half(float x) {
   return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -217,6 +223,7 @@ inline void store_sums(float* p, F16 a, F16 b, F16 c, F16 d) {
 }
 inline float largest(F16 a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[2]), vmaxq_f32(a.v[1], a.v[3]))); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline uint16_t to_half(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }
 inline float from_half(uint16_t x) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0); }
 

@@ -31,7 +31,7 @@ inline const T* row(const void* const* rows, size_t i) {
 
 template <typename T>
 inline void prefetch_elements(const T* p, size_t count) {
-  for (size_t i = 0; i < count; i += kLine / sizeof(T)) prefetch(p + i);
+  for (size_t i = 0; i < count; i += kLine / sizeof(T)) prefetch_far(p + i);
 }
 
 template <typename T, size_t kQueries>
@@ -41,12 +41,19 @@ inline void score_tile(const float* queries, const void* const* keys, size_t num
   const T* key[kKeyTile];
   for (size_t j = 0; j < kKeyTile; ++j) key[j] = row<T>(keys, j < num_keys ? j : num_keys - 1);
   F16 sums[kQueries][kKeyTile];
-  const auto add_products = [&](size_t d, const F16(&k)[kKeyTile]) {
+  const auto add_products = [&](size_t d, F16 k0, F16 k1, F16 k2, F16 k3) {
+    keep(k0);
+    keep(k1);
+    keep(k2);
+    keep(k3);
 #pragma GCC unroll 8
     for (size_t i = 0; i < kQueries; ++i) {
-      const F16 q = load(queries + i * stride + d);
-#pragma GCC unroll 8
-      for (size_t j = 0; j < kKeyTile; ++j) sums[i][j] = fma(q, k[j], sums[i][j]);
+      F16 q = load(queries + i * stride + d);
+      keep(q);
+      sums[i][0] = fma(q, k0, sums[i][0]);
+      sums[i][1] = fma(q, k1, sums[i][1]);
+      sums[i][2] = fma(q, k2, sums[i][2]);
+      sums[i][3] = fma(q, k3, sums[i][3]);
     }
   };
 #pragma GCC unroll 8
@@ -56,12 +63,12 @@ inline void score_tile(const float* queries, const void* const* keys, size_t num
   }
   size_t d = 0;
   for (; d + kLanes <= head_size; d += kLanes) {
-    add_products(d, {load_row(key[0] + d), load_row(key[1] + d), load_row(key[2] + d), load_row(key[3] + d)});
+    add_products(d, load_row(key[0] + d), load_row(key[1] + d), load_row(key[2] + d), load_row(key[3] + d));
   }
   if (d < head_size) {
     const int rest = static_cast<int>(head_size - d);
-    add_products(d, {load_row_first(key[0] + d, rest), load_row_first(key[1] + d, rest),
-                     load_row_first(key[2] + d, rest), load_row_first(key[3] + d, rest)});
+    add_products(d, load_row_first(key[0] + d, rest), load_row_first(key[1] + d, rest),
+                 load_row_first(key[2] + d, rest), load_row_first(key[3] + d, rest));
   }
 #pragma GCC unroll 8
   for (size_t i = 0; i < kQueries; ++i) {
@@ -137,20 +144,31 @@ template <typename T, size_t kQueries, size_t kVectors>
 inline void value_tile(const float* weights, const void* const* values, size_t num_keys, size_t ahead, size_t d,
                        float* partials, size_t stride) {
   F16 sums[kQueries][kVectors];
+#pragma GCC unroll 8
   for (size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (size_t n = 0; n < kVectors; ++n) sums[i][n] = load(partials + i * stride + d + n * kLanes);
   }
   for (size_t j = 0; j < num_keys; ++j) {
     const T* value = row<T>(values, j) + d;
     if (ahead != 0) prefetch_elements(row<T>(values, j + ahead) + d, kVectors * kLanes);
     F16 v[kVectors];
-    for (size_t n = 0; n < kVectors; ++n) v[n] = load_row(value + n * kLanes);
+#pragma GCC unroll 8
+    for (size_t n = 0; n < kVectors; ++n) {
+      v[n] = load_row(value + n * kLanes);
+      keep(v[n]);
+    }
+#pragma GCC unroll 8
     for (size_t i = 0; i < kQueries; ++i) {
-      const F16 weight = set(weights[i * kKeyChunk + j]);
+      F16 weight = set(weights[i * kKeyChunk + j]);
+      keep(weight);
+#pragma GCC unroll 8
       for (size_t n = 0; n < kVectors; ++n) sums[i][n] = fma(weight, v[n], sums[i][n]);
     }
   }
+#pragma GCC unroll 8
   for (size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (size_t n = 0; n < kVectors; ++n) store(partials + i * stride + d + n * kLanes, sums[i][n]);
   }
 }

@@ -7,7 +7,7 @@
 namespace draftline {
 
 constexpr size_t kMaxTileQueries = 48;  // their scores and sums stay in the second cache, beside a chunk of keys
-constexpr size_t kAhead = 16;           // rows of keys or values fetched ahead of their use
+constexpr size_t kAhead = 32;           // rows of keys or values fetched ahead of their use
 
 // The tensors of a call. New rows are of the pool's type.
 struct AttentionTensors {
