@@ -57,6 +57,7 @@ void QuantizedMatMul::compute(Call& call) const {
   check_shape(scales, "scales", {num_tiles, num_blocks, kTile});
   if (bits_ == 4) check_shape(zeros, "zeros", {num_tiles, num_blocks, kTile});
   float* y = call.output<float>(0, std::array{num_rows, num_outputs_});
+  if (num_rows == 0) return;
 
   // Rows stand in groups, and a group block by block, each block with its rows side by side.
   const int64_t num_groups = ceil_div(num_rows, kGroupRows), row_bytes = num_blocks * kRowBlockBytes;
@@ -78,6 +79,11 @@ void QuantizedMatMul::compute(Call& call) const {
   const int64_t tile_bytes = num_blocks * bits_ * kTile * 4, tile_scales = num_blocks * kTile;
   const int64_t piece = std::max<int64_t>(1, kPieceNs / (num_blocks * block_ns(num_rows)));
   const int64_t panel = std::max<int64_t>(1, kPanelBytes / (kGroupRows * row_bytes));  // in groups
+  // One group alone asks for what comes a little later; of several, each asks for its part of the next tile.
+  const int64_t prefetch_step = 64 * ceil_div(bits_, std::min(num_groups, panel));
+  const auto first_line = [=](int64_t group) {
+    return std::min(group % panel * prefetch_step, 64 * bits_) * num_blocks;
+  };
   auto multiply_piece = [&](size_t index) {
     const int64_t first_tile = static_cast<int64_t>(index) * piece;
     const int64_t end_tile = std::min(first_tile + piece, num_tiles);
@@ -95,7 +101,8 @@ void QuantizedMatMul::compute(Call& call) const {
           product.num_outputs = std::min(kTile, num_outputs_ - tile * kTile);
           product.y = y + group * kGroupRows * num_outputs_ + tile * kTile;
           product.y_stride = num_outputs_;
-          product.prefetch = product.codes + kPrefetchBytes;
+          product.prefetch = product.codes + (num_groups == 1 ? kPrefetchBytes : tile_bytes + first_line(group));
+          product.prefetch_step = prefetch_step;
           multiply(product);
         }
       }

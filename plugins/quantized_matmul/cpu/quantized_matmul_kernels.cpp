@@ -41,6 +41,7 @@ void multiply_rows(const TileProduct& p, int64_t first_row) {
   const uint8_t* codes = p.codes;
   const uint8_t* prefetched = p.prefetch;
   for (int64_t block = 0; block < p.num_blocks; ++block) {
+    for (int64_t i = 0; i < p.prefetch_step; i += 64) prefetch(prefetched + i);
     Dots<kBits> dots[kRows];
     for (int r = 0; r < kRows; ++r) {
       const int32_t offset = read<int32_t>(rows + r * kRowBlockBytes + kBlockInputs + sizeof(float));
@@ -48,7 +49,6 @@ void multiply_rows(const TileProduct& p, int64_t first_row) {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kBits; ++i) {
-      prefetch(prefetched + 64 * i);
       const Codes loaded = load_codes(codes + 64 * i);
       const auto* inputs = reinterpret_cast<const int8_t*>(rows);
       if constexpr (kBits == 8) {
@@ -71,7 +71,7 @@ void multiply_rows(const TileProduct& p, int64_t first_row) {
       y[r] = fma(dots[r].sums(), scale, y[r]);
     }
     codes += kBits * 64;
-    prefetched += kBits * 64;
+    prefetched += p.prefetch_step;
     rows += p.num_rows * kRowBlockBytes;
   }
   for (int r = 0; r < kRows; ++r)

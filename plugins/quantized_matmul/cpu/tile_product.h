@@ -21,7 +21,8 @@ struct TileProduct {
   int64_t num_outputs;  // of the tile, without those that pad it
   float* y;
   int64_t y_stride;
-  const uint8_t* prefetch;  // memory to ask for, as long as the codes
+  const uint8_t* prefetch;  // memory to ask for, so many bytes with each block
+  int64_t prefetch_step;
 };
 
 }  // namespace draftline
