@@ -28,7 +28,7 @@ struct Buckets {
 };
 
 struct Kernels {
-  const char* name;  // "avx512_vnni", "avx2", "neon"
+  const char* name;  // "avx512_vnni", "avx2", "neon_dotprod", "neon"
 
   // out[i] = silu(gate[i]) * up[i].
   void (*silu_gate)(const float* gate, const float* up, float* out, size_t count);
@@ -74,6 +74,9 @@ namespace avx2 {
 extern const Kernels kKernels;
 }
 #elif defined(__aarch64__)
+namespace neon_dotprod {
+extern const Kernels kKernels;
+}
 namespace neon {
 extern const Kernels kKernels;
 }

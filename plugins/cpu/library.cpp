@@ -1,4 +1,8 @@
 // What the library shows: RegisterCustomOps for ONNX Runtime, and two functions for whoever loads it.
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstring>
 
 #include "decoder_layer.h"
@@ -22,11 +26,21 @@ const Kernels* const kBest = []() -> const Kernels* {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::kKernels;
   return nullptr;
 #elif defined(__aarch64__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &neon_dotprod::kKernels;
   return &neon::kKernels;
 #else
   return nullptr;
 #endif
 }();
+
+// Which runs wherever kBest does.
+#if defined(__x86_64__)
+const Kernels* const kLeast = &avx2::kKernels;
+#elif defined(__aarch64__)
+const Kernels* const kLeast = &neon::kKernels;
+#else
+const Kernels* const kLeast = nullptr;
+#endif
 
 const Kernels* chosen = kBest;
 
@@ -43,18 +57,14 @@ DRAFTLINE_EXPORT const char* draftline_instruction_set() {
 
 // For tests: use another instruction set that this processor runs. Returns whether it is one. Not while a session runs.
 DRAFTLINE_EXPORT int draftline_use_instruction_set(const char* name) {
-#if defined(__x86_64__)
   if (draftline::kBest == nullptr) return 0;
-  for (const draftline::Kernels* kernels : {draftline::kBest, &draftline::avx2::kKernels}) {
+  for (const draftline::Kernels* kernels : {draftline::kBest, draftline::kLeast}) {
     if (std::strcmp(kernels->name, name) == 0) {
       draftline::chosen = kernels;
       return 1;
     }
   }
   return 0;
-#else
-  return std::strcmp(draftline_instruction_set(), name) == 0;
-#endif
 }
 
 DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::SessionOptions* options,

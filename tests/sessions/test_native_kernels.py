@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from draftline.sessions.native_kernels import find_library, instruction_set
 
-INSTRUCTION_SETS = {"x86_64": {"avx512_vnni", "avx2"}, "aarch64": {"neon"}}
+INSTRUCTION_SETS = {"x86_64": {"avx512_vnni", "avx2"}, "aarch64": {"neon_dotprod", "neon"}}
 
 
 def test_the_library_was_compiled_and_this_processor_runs_it() -> None:
