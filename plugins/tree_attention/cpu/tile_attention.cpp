@@ -36,10 +36,18 @@ void TileAttention::compute(int64_t chunk, float* partials) {
   const size_t count = static_cast<size_t>(shared.end - shared.begin);
   float* shared_scores = scores_ + (shared.begin - chunk * kChunk);
 
-  // What is read next stands behind what is read now, so that it can be fetched meanwhile.
-  const void** end = shared_;
-  for (const int plane : {kKeys, kValues}) end = list_keys(end, plane, part_.rows[0].ancestors, shared);
-  end = list_keys(end, kKeys, part_.rows[0].ancestors, shared_positions(chunk + 1));
+  // What is read next stands behind what is read now, so that it can be fetched meanwhile: the keys of this chunk, its
+  // values, the keys of the next. The first keys of all are fetched here.
+  const int32_t* ancestors = part_.rows[0].ancestors;
+  if (next_keys_ == nullptr) {
+    next_keys_ = shared_;
+    const void** end = list_keys(shared_, kKeys, ancestors, shared);
+    for (const void** key = shared_; key != std::min(end, shared_ + kAhead); ++key) fetch_row(*key);
+  } else {
+    std::memmove(shared_, next_keys_, count * sizeof(void*));
+  }
+  next_keys_ = list_keys(shared_ + count, kValues, ancestors, shared);
+  const void** end = list_keys(next_keys_, kKeys, ancestors, shared_positions(chunk + 1));
   if (count != 0) std::fill_n(end, kAhead, end[-1]);
 
   const auto own_scores = [&](size_t query, const void* const* keys, size_t num_keys, int64_t position) {
@@ -87,6 +95,13 @@ TileAttention::Span TileAttention::positions_of(int64_t row, Span limits) const 
   return {std::max(own.begin, limits.begin), std::min(own.end, limits.end)};
 }
 
+void TileAttention::fetch_row(const void* row) const {
+  constexpr size_t kLine = 64;
+  for (size_t offset = 0; offset < size_ * in_.element_size; offset += kLine) {
+    __builtin_prefetch(static_cast<const char*>(row) + offset, 0, 2);
+  }
+}
+
 // Empty, and then at the begin of the chunk, where the rows share none: all their keys lie behind it.
 TileAttention::Span TileAttention::shared_positions(int64_t chunk) const {
   const int64_t first = chunk * kChunk;
@@ -104,7 +119,9 @@ const void** TileAttention::list_keys(const void** place, int plane, const int32
     const int64_t last = std::min(std::min(positions.end, context), (block + 1) * block_size);
     const int64_t head = (2 * int64_t{tile_.sequence->blocks[block]} + plane) * kv_heads + part_.kv_head;
     const char* row = in_.kv_pool + static_cast<size_t>(head * block_size + offset) * row_size;
-    for (; p < last; ++p, row += row_size) *place++ = row;
+    for (int64_t i = 0; i < last - p; ++i) place[i] = row + static_cast<size_t>(i) * row_size;
+    place += last - p;
+    p = last;
   }
   const char* new_rows = plane == kKeys ? in_.k_new : in_.v_new;
   for (; p < positions.end; ++p) {

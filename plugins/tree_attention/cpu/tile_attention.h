@@ -35,7 +35,7 @@ class TileAttention {
   // `queries` takes the queries of the part times the scale, padded_head_size() apart.
   TileAttention(const AttentionTensors& tensors, const TilePart& part, float* queries);
 
-  // Writes the partial of every query of the part: row by row, head by head.
+  // Writes the partial of every query of the part: row by row, head by head. Chunk after chunk.
   void compute(int64_t chunk, float* partials);
   // Divides the total of every query into its place of the output.
   void finish(const float* totals) const;
@@ -49,6 +49,7 @@ class TileAttention {
   const void** list_keys(const void** place, int plane, const int32_t* ancestors, Span positions) const;
   template <typename Function>
   void for_own_keys(Span limits, int plane, Function function) const;
+  void fetch_row(const void* row) const;
   void weigh(int64_t chunk, float* partials);
 
   const AttentionTensors& in_;
@@ -57,6 +58,7 @@ class TileAttention {
   size_t size_, stride_;
   float* queries_;
   const void* shared_[3 * kKeyChunk + kAhead];
+  const void** next_keys_ = nullptr;  // in shared_, of the chunk behind the last one computed
   alignas(64) float scores_[kMaxTileQueries * kKeyChunk];
 };
 
