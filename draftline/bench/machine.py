@@ -8,7 +8,17 @@ import platform
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("draftline", "numpy", "onnxruntime", "torch", "transformers", "tritonclient", "nvidia-pytriton")
+PACKAGES = (
+    "draftline",
+    "numpy",
+    "onnxruntime",
+    "torch",
+    "transformers",
+    "openvino-genai",
+    "nncf",
+    "tritonclient",
+    "nvidia-pytriton",
+)
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
 
 

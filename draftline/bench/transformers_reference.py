@@ -38,18 +38,39 @@ class TransformersReference:
         model = self._transformers.AutoModelForCausalLM.from_config(
             self._build_config(config), dtype=self._torch.float32
         )
-        state = {name: self._torch.from_numpy(array) for name, array in _load_sources(checkpoint, config).items()}
+        state = {name: self._torch.from_numpy(array) for name, array in load_sources(checkpoint, config).items()}
         if config.share_embedding_table:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, strict=True)
         self._model: Any = model.eval()
 
+    def prefill(self, prompt: Sequence[int]) -> Any:
+        """Return the keys and values of one prompt, for ``join``."""
+        with self._torch.inference_mode():
+            return self._model(self._torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1).past_key_values
+
+    def join(self, caches: Sequence[Any], num_tokens: int) -> Any:
+        """Return the first ``num_tokens`` positions of several prompts' keys and values as one batch's, copied."""
+        joined = self._transformers.DynamicCache()
+        with self._torch.inference_mode():
+            for layer in range(len(caches[0].layers)):
+                parts = [cache.layers[layer] for cache in caches]
+                keys = self._torch.cat([part.keys[:, :, :num_tokens] for part in parts])
+                values = self._torch.cat([part.values[:, :, :num_tokens] for part in parts])
+                joined.update(keys, values, layer)
+        return joined
+
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_tokens: int, on_step: Callable[[float, int], None] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        on_step: Callable[[float, int], None] | None = None,
+        cache: Any = None,
     ) -> list[list[int]]:
         """Continue every prompt by ``num_tokens`` tokens with ``model.generate``; the batch is padded on the left.
 
-        ``on_step`` is told the second of ``time.perf_counter`` and how many tokens every answer has by then.
+        ``on_step`` is told the second of ``time.perf_counter`` and how many tokens every answer has by then. ``cache``
+        holds the keys and values of the prompts without their last tokens; the prompts are then equally long.
         """
         longest = max(map(len, prompts))
         padded = self._torch.zeros((len(prompts), longest), dtype=self._torch.long)
@@ -71,6 +92,7 @@ class TransformersReference:
                 padded,
                 attention_mask=mask,
                 generation_config=settings,
+                **({} if cache is None else {"cache": cache}),
                 stopping_criteria=self._transformers.StoppingCriteriaList([observe]),
             )
         answers: list[list[int]] = ids[:, longest:].tolist()
@@ -111,7 +133,7 @@ class TransformersReference:
         )
 
 
-def _load_sources(checkpoint: Path, config: CheckpointConfig) -> dict[str, NDArray[np.float32]]:
+def load_sources(checkpoint: Path, config: CheckpointConfig) -> dict[str, NDArray[np.float32]]:
     """Return the converted tensors under their source names: joined ones cut apart again, all in float32."""
     path = checkpoint / WEIGHTS_FILE
     locations = tensor_locations(path)
