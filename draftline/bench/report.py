@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ streaming every token; it is compared with the engine that was measured in turn 
 
 @dataclass(frozen=True)
 class Report:
-    """``findings``: named numbers beside the measurements, by title."""
+    """``findings``: named numbers beside the measurements, by title. ``notes``: what a reader must know of this run."""
 
     machine: dict[str, Any]
     settings: dict[str, Any]
@@ -35,10 +35,11 @@ class Report:
     ratios: tuple[Ratio, ...]
     findings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     how_to_read: str = HOW_TO_READ
+    notes: tuple[str, ...] = ()
 
 
-def write_table(report: Report) -> str:
-    """Return the report as text."""
+def describe_run(report: Report) -> list[str]:
+    """Return lines on the machine, the versions, and what to know of the run."""
     machine = report.machine
     flags = " ".join(name for name, present in machine["flags"].items() if present) or "none of those that matter"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -51,23 +52,29 @@ def write_table(report: Report) -> str:
         lines.append(
             f"The machine was busy before the first round (load average {load:.1f}): do not quote these numbers."
         )
+    return [*lines, *report.notes]
+
+
+def write_table(report: Report) -> str:
+    """Return the report as text."""
+    lines = describe_run(report)
     for workload in dict.fromkeys(measurement.workload for measurement in report.measurements):
         lines += ["", workload]
         for measurement in report.measurements:
             if measurement.workload == workload:
-                lines.append(f"  {measurement.system:<34} {_spread(measurement.values, 1):>28} {measurement.unit}")
+                lines.append(f"  {measurement.system:<34} {spread(measurement.values, 1):>28} {measurement.unit}")
     lines += ["", "ratios"]
     for ratio in report.ratios:
         verdict = "" if ratio.goal is None else f"goal {ratio.goal:g}: {'pass' if ratio.passed else 'FAIL'}"
         label = f"{ratio.workload}: {ratio.system} / {ratio.reference}"
-        lines.append(f"  {label:<88} {_spread(ratio.values, 2):>20}  {verdict}".rstrip())
+        lines.append(f"  {label:<88} {spread(ratio.values, 2):>20}  {verdict}".rstrip())
     for title, numbers in report.findings.items():
         lines += ["", title, *(f"  {name:<34} {number:>10.3f}" for name, number in numbers.items())]
     return "\n".join([*lines, "", report.how_to_read])
 
 
-def write_report(report: Report, directory: Path) -> None:
-    """Write ``bench.json`` and ``bench.png``; each appears under its name only when it is whole."""
+def write_report(report: Report, directory: Path, draw: Callable[[Report, Path], None] | None = None) -> None:
+    """Write ``bench.json`` and ``bench.png``, by ``draw`` or in bars; each is under its name only when it is whole."""
     directory.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": report.machine,
@@ -75,11 +82,12 @@ def write_report(report: Report, directory: Path) -> None:
         "measurements": [asdict(measurement) | _summary(measurement.values) for measurement in report.measurements],
         "ratios": [asdict(ratio) | _summary(ratio.values) | {"passed": ratio.passed} for ratio in report.ratios],
         "findings": {title: dict(numbers) for title, numbers in report.findings.items()},
+        "notes": list(report.notes),
         "how_to_read": report.how_to_read,
     }
     text = json.dumps(document, indent=2) + "\n"
     _replace(directory / "bench.json", lambda path: path.write_text(text, encoding="utf-8"))
-    _replace(directory / "bench.png", lambda path: _draw(report, path))
+    _replace(directory / "bench.png", lambda path: (draw or _draw)(report, path))
 
 
 def import_matplotlib() -> Any:
@@ -91,7 +99,8 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def spread(values: Sequence[float], digits: int) -> str:
+    """Write the median, with the lowest and the highest in brackets."""
     numbers = (f"{number:.{digits}f}" for number in (statistics.median(values), min(values), max(values)))
     return "{} [{}, {}]".format(*numbers)
 

@@ -25,18 +25,25 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Ratio:
-    """``values`` are ``system``'s numbers divided by ``reference``'s, round by round; ``goal`` None = none is set."""
+    """``values`` are ``system``'s numbers divided by ``reference``'s, round by round; ``goal`` None = none is set.
+
+    ``at_most``: the ratio may not be above the goal; otherwise not below it.
+    """
 
     workload: str
     system: str
     reference: str
     values: tuple[float, ...]
     goal: float | None
+    at_most: bool = False
 
     @property
     def passed(self) -> bool | None:
         """Whether the median reaches the goal; None without a goal."""
-        return None if self.goal is None else statistics.median(self.values) >= self.goal
+        if self.goal is None:
+            return None
+        median = statistics.median(self.values)
+        return median <= self.goal if self.at_most else median >= self.goal
 
 
 def measure_rounds(
@@ -73,9 +80,15 @@ def measure_rounds(
 
 
 def compute_ratio(
-    measurements: Sequence[Measurement], workload: str, system: str, reference: str, goal: float | None = None
+    measurements: Sequence[Measurement],
+    workload: str,
+    system: str,
+    reference: str,
+    goal: float | None = None,
+    *,
+    at_most: bool = False,
 ) -> Ratio:
     """Divide two systems' numbers of one workload, round by round."""
     found = {measurement.system: measurement for measurement in measurements if measurement.workload == workload}
     pairs = zip(found[system].values, found[reference].values, strict=True)
-    return Ratio(workload, system, reference, tuple(one / other for one, other in pairs), goal)
+    return Ratio(workload, system, reference, tuple(one / other for one, other in pairs), goal, at_most)

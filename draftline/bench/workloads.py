@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftline.bench.timeline import Timeline, decode_tokens_per_second, first_token_ms
 
-Unit = Literal["tokens/s", "ms"]
+Unit = Literal["tokens/s", "ms", "GB/s"]
 
 # Texts to go on with, none of which the model ends soon.
 PROMPTS = (

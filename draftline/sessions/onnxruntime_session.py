@@ -79,7 +79,7 @@ class OnnxRuntimeSession:
         self._kv_rows = self._features = None  # before others take their place in memory
 
         def run_pass(part: StepBatch, rows: object) -> dict[str, NDArray[Any]]:
-            outputs = self._graph.run(_feeds(part), (*names, *self._row_names))
+            outputs = self._graph.run(step_feeds(part), (*names, *self._row_names))
             num_samples = len(part.sample_rows)
             return {name: value if name in self._row_names else value[:num_samples] for name, value in outputs.items()}
 
@@ -88,7 +88,7 @@ class OnnxRuntimeSession:
         return outputs
 
 
-def _feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
+def step_feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
     mask = causal_mask(batch.sequence_starts) if batch.packed_mask is None else batch.packed_mask
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": batch.input_ids,
