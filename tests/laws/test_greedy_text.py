@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftline.choices import NAMED_CHOICES
+from draftline.runtime.request import SamplingParameters
 from draftline.speculation import TreeShape
 from tests.laws.conftest import Engines
 from tests.laws.traffic import AUTO, CHAIN, DYNAMIC, SHAPES, STATIC, assert_said_plainly, make_requests
@@ -82,6 +83,29 @@ def test_texts_of_other_architectures_are_plain(engines: Engines, target: str, d
     for name, expected in plain.items():
         assert_said_plainly(traffic.said(name), expected)
     assert statistics.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernels": "onnxruntime"},
+        {"kernels": "onnxruntime", "weights_dtype": "int8", "pool_dtype": "float16"},
+        {"weights_dtype": "int8"},
+        {"weights_dtype": "int8", "pool_dtype": "float16"},
+        {"weights_dtype": "int4"},
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_texts_are_plain_whatever_the_engine_is_made_of(engines: Engines, options: dict[str, Any]) -> None:
+    """Trees across the 128 positions of a key chunk; sampled and greedy."""
+    sampling = [SamplingParameters(), SamplingParameters(0.8, top_p=0.9, seed=3)]
+    requests = make_requests(Random(1), 8, sampling=lambda index: sampling[index % 2])
+    plain = engines.open(**options).serve().run_all(requests)
+    traffic = engines.open("llama", "nearly+ngram", DYNAMIC, **options).serve(max_batch_size=6)
+    statistics = traffic.run_jostling(requests, Random(1), cancelling=0.1)
+    for name, expected in plain.items():
+        assert_said_plainly(traffic.said(name), expected)
+    assert statistics.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("drafts", ["eagle1", "medusa", "nearly"])
