@@ -76,6 +76,7 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
     return api->create_status(ort::kFail, "draftline: this processor has neither AVX2 nor NEON");
   static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
   if (domain == nullptr) {
+    detail::shapes_in_place = ort::has_shape_reference(base->get_version());
     if (ort::Status* status = api->create_domain("draftline", &domain)) return status;
     // clang-format off
     const ort::CustomOp* const ops[] = {

@@ -2,11 +2,13 @@
 //
 // ONNX Runtime ships no headers in its wheels, and its C API is stable: entries of OrtApi keep their place in every
 // later version, so each is declared here by its place. Source of the places and signatures: the documented order of
-// struct OrtApi and struct OrtCustomOp, API version 18 (ONNX Runtime 1.18), the first with everything used here.
+// struct OrtApi and struct OrtCustomOp, API version 18 (ONNX Runtime 1.18), the first with everything used here
+// but shape_reference().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 namespace draftline::ort {
 
@@ -79,6 +81,10 @@ class Api {
   Status* output(KernelContext* context, size_t index, const int64_t* dims, size_t count, Value** out) const {
     return at<Status*(KernelContext*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, dims, count, out);
   }
+  // The shape in place, where ONNX Runtime's version has_shape_reference().
+  Status* shape_reference(const Value* value, ElementType* type, const int64_t** dims, size_t* num_dims) const {
+    return at<Status*(const Value*, ElementType*, const int64_t**, size_t*)>(414)(value, type, dims, num_dims);
+  }
   void release_status(Status* status) const { at<void(Status*)>(93)(status); }
   void release_shape_info(ShapeInfo* info) const { at<void(ShapeInfo*)>(99)(info); }
   // Calls function(data, 0 .. total - 1) from the threads of the session, in `num_batches` runs of neighbours.
@@ -94,6 +100,12 @@ class Api {
     return reinterpret_cast<Signature* const*>(this)[place];
   }
 };
+
+// Whether ONNX Runtime `version` has the last entry of API version 24, "1.24.0" or later.
+inline bool has_shape_reference(const char* version) {
+  int major = 0, minor = 0;
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= 24));
+}
 
 struct ApiBase {
   const Api* (*get_api)(uint32_t version);

@@ -27,6 +27,9 @@ using Error = std::runtime_error;
 
 namespace detail {
 
+// Whether shapes are read without an object on the heap; set when the operators are registered.
+inline bool shapes_in_place = false;
+
 inline void check(const ort::Api& api, ort::Status* status, const char* what) {
   if (status == nullptr) return;
   api.release_status(status);
@@ -82,14 +85,14 @@ class Call {
     const ort::Value* value = nullptr;
     detail::check(api_, api_.input(context_, index, &value), "input");
     if (value == nullptr) return tensor;
-    ort::ShapeInfo* info = nullptr;
-    detail::check(api_, api_.shape_info(value, &info), "shape");
-    api_.release_status(api_.element_type(info, &tensor.type));
-    api_.release_status(api_.num_dimensions(info, &tensor.num_dims));
-    const bool fits = tensor.num_dims <= kMaxDims;
-    if (fits) api_.release_status(api_.dimensions(info, tensor.dims.data(), tensor.num_dims));
-    api_.release_shape_info(info);
-    if (!fits) throw Error("a tensor has 6 dimensions at most");
+    if (detail::shapes_in_place) {
+      const int64_t* dims = nullptr;
+      detail::check(api_, api_.shape_reference(value, &tensor.type, &dims, &tensor.num_dims), "shape");
+      check_num_dims(tensor);
+      std::copy_n(dims, tensor.num_dims, tensor.dims.begin());
+    } else {
+      read_shape(value, tensor);
+    }
     detail::check(api_, api_.data(value, &tensor.data), "data");
     return tensor;
   }
@@ -115,6 +118,20 @@ class Call {
   }
 
  private:
+  static void check_num_dims(const Tensor& tensor) {
+    if (tensor.num_dims > kMaxDims) throw Error("a tensor has 6 dimensions at most");
+  }
+
+  void read_shape(const ort::Value* value, Tensor& tensor) const {
+    ort::ShapeInfo* info = nullptr;
+    detail::check(api_, api_.shape_info(value, &info), "shape");
+    api_.release_status(api_.element_type(info, &tensor.type));
+    api_.release_status(api_.num_dimensions(info, &tensor.num_dims));
+    if (tensor.num_dims <= kMaxDims) api_.release_status(api_.dimensions(info, tensor.dims.data(), tensor.num_dims));
+    api_.release_shape_info(info);
+    check_num_dims(tensor);
+  }
+
   const ort::Api& api_;
   ort::KernelContext* context_;
 };
