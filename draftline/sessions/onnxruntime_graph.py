@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from draftline.errors import ArtifactError, MissingPackageError
 from draftline.sessions.engine_config import EngineConfig, PoolDtype
 from draftline.sessions.native_kernels import library_of_engine
+from draftline.sessions.pool_memory import allocate_pool
 
 ORT_TYPES: dict[PoolDtype, str] = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
@@ -55,7 +56,7 @@ class OnnxRuntimeGraph:
                 path, "is a graph that ONNX Runtime loads", str(error), "build the engine again"
             ) from error
         self._check_pools(path, config.pool_dtype, pool_shape)
-        self.pool = np.zeros(pool_shape, config.pool_dtype)
+        self.pool = allocate_pool(pool_shape, config.pool_dtype)
         self._binding = self._session.io_binding()
         self._bound: dict[str, NDArray[Any]] = {}  # by input: bound arrays are read in place, and live as long
         self._pool_values = [onnxruntime.OrtValue.ortvalue_from_numpy(layer) for layer in self.pool]
