@@ -89,6 +89,7 @@ class OnnxRuntimeSession:
 
 
 def step_feeds(batch: StepBatch) -> dict[str, NDArray[Any]]:
+    """Return the inputs of the target's graph for one forward, pools excepted, by name."""
     mask = causal_mask(batch.sequence_starts) if batch.packed_mask is None else batch.packed_mask
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": batch.input_ids,
