@@ -2,9 +2,9 @@
 
 The row law: the result of a row never depends on the other rows of the step, to the last bit. Hence quantised products
 quantise activations by block of a row (a scale per tensor would let neighbours move a row's logits), and every product
-goes through kernels whose order of summation does not depend on the number of rows. Held to the last bit on x86-64 with
-AVX-512 and with AVX2; without AVX2, ONNX Runtime's quantised products vary with the number of rows and threads, so
-there the law holds for float32 alone.
+goes through kernels whose order of summation does not depend on the number of rows. The native ones hold it everywhere,
+ONNX Runtime's on x86-64 with AVX-512 and with AVX2; without AVX2, its quantised products vary with the number of rows
+and threads, so there the law holds for float32 alone.
 """
 
 from __future__ import annotations
