@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from numpy.typing import NDArray
 
-from draftline.graphs.tree_attention import load_tree_attention_function
+from draftline.graphs.tree_attention import inline_tree_attention, load_tree_attention_function
 from draftline.oracle import tree_attention
 from draftline.tree import build_tree_mask, pack_mask
 from tests.tree_attention_cases import (
@@ -30,7 +31,7 @@ from tests.tree_attention_cases import (
 
 @lru_cache(maxsize=64)
 def session(shape: Shape, num_threads: int = 1) -> onnxruntime.InferenceSession:
-    model = attention_model(shape, [load_tree_attention_function()])
+    model = inline_tree_attention(attention_model(shape, [load_tree_attention_function()]))
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -134,3 +135,15 @@ def test_what_lies_behind_the_committed_tokens_is_not_read() -> None:
     for block in set(range(len(pool))) - set(inputs["block_table"].ravel().tolist()):
         pool[block] = -1e6
     np.testing.assert_array_equal(run(shape, inputs), before)
+
+
+@pytest.mark.parametrize(("half_pool", "expected"), [(False, 0), (True, 6)])
+def test_a_float32_pool_costs_no_casts(half_pool: bool, expected: int, tmp_path: Path) -> None:
+    shape = Shape(4, 2, 16, 8, half_pool=half_pool)
+    model = inline_tree_attention(attention_model(shape, [load_tree_attention_function()]))
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(options.optimized_model_filepath).graph.node
+    assert sum(node.op_type == "Cast" and node.output[0].startswith(("k_", "v_")) for node in nodes) == expected
