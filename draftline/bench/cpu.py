@@ -48,7 +48,7 @@ class Settings:
     sections: tuple[str, ...] = SECTIONS
     num_rounds: int = 4
     batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32)
-    num_tokens: dict[int, int] = field(default_factory=lambda: {64: 32, 512: 20, 2048: 12})
+    num_tokens: dict[int, int] = field(default_factory=lambda: {64: 24, 512: 16, 2048: 10})
     max_context_tokens: int = 16 * 2048
     max_transformers_tokens: int = 8 * 2048
     num_answers: int = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,11 +44,15 @@ class TransformersReference:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, strict=True)
         self._model: Any = model.eval()
+        arguments = inspect.signature(self._model.forward).parameters
+        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"  # newer, older transformers
 
     def prefill(self, prompt: Sequence[int]) -> Any:
         """Return the keys and values of one prompt, for ``join``."""
         with self._torch.inference_mode():
-            return self._model(self._torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1).past_key_values
+            cache = self._transformers.DynamicCache()
+            self._model(self._torch.tensor([list(prompt)]), logits_to_keep=1, **{self._cache_argument: cache})
+        return cache
 
     def join(self, caches: Sequence[Any], num_tokens: int) -> Any:
         """Return the first ``num_tokens`` positions of several prompts' keys and values as one batch's, copied."""
@@ -92,7 +97,7 @@ class TransformersReference:
                 padded,
                 attention_mask=mask,
                 generation_config=settings,
-                **({} if cache is None else {"cache": cache}),
+                **({} if cache is None else {self._cache_argument: cache}),
                 stopping_criteria=self._transformers.StoppingCriteriaList([observe]),
             )
         answers: list[list[int]] = ids[:, longest:].tolist()

@@ -37,6 +37,18 @@ def test_logits_and_answers_are_the_originals(tmp_path: Path, architecture: Arch
         assert answer == reference.logits([*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
+def test_answers_from_kept_keys_and_values_are_the_same(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "source")
+    (tmp_path / "converted").mkdir()
+    convert_checkpoint(source, tmp_path / "converted", "float32", lambda done, total: None)
+    reference = TransformersReference(tmp_path / "converted")
+    prompts = [list(PROMPTS[0]), [7, *PROMPTS[0][1:]]]
+    kept = [reference.prefill([*prompt, 5, 6]) for prompt in prompts]
+    for _ in range(2):  # what is kept stays as it is
+        joined = reference.join(kept, len(prompts[0]) - 1)
+        assert reference.generate(prompts, 6, cache=joined) == reference.generate(prompts, 6)
+
+
 def test_an_old_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.__version__", "4.57.1")  # transformers replaces its module as it loads
     with pytest.raises(MissingPackageError, match=r"needs transformers >= 5; got 4\.57\.1; pip install"):
