@@ -3,4 +3,5 @@
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES ZIG_PYTHON ZIG_TARGET)
 set(CMAKE_SYSTEM_NAME Linux)
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${ZIG_TARGET}")
-set(CMAKE_CXX_COMPILER ${ZIG_PYTHON} -m ziglang c++ -target ${ZIG_TARGET})
+# -O3 in CMake's own trials too: zig compiles a C++ library for each level that it meets, and keeps it.
+set(CMAKE_CXX_COMPILER ${ZIG_PYTHON} -m ziglang c++ -O3 -target ${ZIG_TARGET})

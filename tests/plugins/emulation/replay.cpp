@@ -86,7 +86,7 @@ Entry entry(Signature* function) {
 
 // Each at its place in OrtApi; see onnxruntime_api.h.
 const std::vector<Entry>& entries() {
-  static std::vector<Entry> table(400, unknown_entry);
+  static std::vector<Entry> table(500, unknown_entry);
   table[0] = entry(+[](ErrorCode, const char* message) { return new Status{message}; });
   table[26] = entry(+[](const char*, CustomOpDomain**) -> Status* { return nullptr; });
   table[27] = entry(+[](CustomOpDomain*, const CustomOp* op) -> Status* {
@@ -148,6 +148,12 @@ const std::vector<Entry>& entries() {
         for (size_t i = total; i-- > 0;) function(data, i);
         return nullptr;
       });
+  table[414] = entry(+[](const Value* value, ElementType* type, const int64_t** dims, size_t* num_dims) -> Status* {
+    *type = value->type;
+    *dims = value->dims.data();
+    *num_dims = value->dims.size();
+    return nullptr;
+  });
   return table;
 }
 
@@ -249,7 +255,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: replay FILE\n");
     return 2;
   }
-  const ApiBase base{[](uint32_t) { return reinterpret_cast<const Api*>(entries().data()); }, nullptr};
+  const ApiBase base{[](uint32_t) { return reinterpret_cast<const Api*>(entries().data()); }, [] { return "1.32.0"; }};
   if (Status* status = RegisterCustomOps(nullptr, &base)) {
     std::fprintf(stderr, "replay: %s\n", status->message.c_str());
     return 2;
