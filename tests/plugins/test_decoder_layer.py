@@ -187,9 +187,9 @@ def test_silu_gate_is_exact_where_the_portable_form_is_near(size: int, num_rows:
     gates, ups = both[:, :size].astype(np.float64), both[:, size:].astype(np.float64)
     exact = gates / (1 + np.exp(-gates)) * ups
     np.testing.assert_allclose(gate(both), exact, rtol=1e-6, atol=1e-30)
-    # ONNX Runtime's Sigmoid takes everything below -18 for -18, and is off by 1e-6 of one.
+    # ONNX Runtime's Sigmoid takes everything below -18 for -18, and is off by 1e-6 of one: times what it gates.
     portable = gate_session(size, PORTABLE).run(None, {"both": both})[0]
-    np.testing.assert_allclose(portable, exact, rtol=1e-5, atol=1e-4)
+    assert np.all(np.abs(portable - exact) <= 1e-5 * np.abs(exact) + 2e-6 * np.abs(gates * ups))
 
 
 def test_silu_gate_of_extremes() -> None:
