@@ -221,7 +221,7 @@ class Bench:
             many = next(m for m in measured if m.system == name and m.workload == title)
             values = tuple(a / b for a, b in zip(many.values, one.values, strict=True))
             goal = CURVE_GOAL if name == "native float32" and rows == CURVE_GOAL_ROWS else None
-            ratios.append(Ratio(title, name, _rows_title(1), values, goal, at_most=True))
+            ratios.append(Ratio(title, name, "of one token", values, goal, at_most=True))
         return ratios
 
     def _attention(self) -> None:

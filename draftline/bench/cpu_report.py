@@ -46,10 +46,10 @@ def _speeds(report: Report, unit: str) -> list[str]:
         blocks.setdefault(tuple(all_names or row), {})[workload] = row
     for names, rows in blocks.items():
         lines += ["", f"{unit}, median over the rounds" + (" (read bandwidth: GB/s)" if unit == "tokens/s" else "")]
-        lines.append(" " * 42 + "".join(f"{_short(name):>16}" for name in names))
+        lines.append(" " * 42 + "".join(f"{_short(name):>20}" for name in names))
         for workload, row in rows.items():
             cells = (f"{statistics.median(row[name].values):.1f}" if name in row else "cut" for name in names)
-            lines.append(f"  {workload:<40}" + "".join(f"{cell:>16}" for cell in cells))
+            lines.append(f"  {workload:<40}" + "".join(f"{cell:>20}" for cell in cells))
     return lines
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,9 @@ def write_openvino_model(checkpoint: Path, directory: Path, *, int8: bool) -> No
     openvino = import_optional("openvino", "the OpenVINO model", PIP_LINE)
     model = _Emitter(config, load_sources(checkpoint, config)).model()
     if int8:
-        nncf = import_optional("nncf", "the int8 OpenVINO model", PIP_LINE)
-        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+        with contextlib.redirect_stdout(sys.stderr):  # it tells of its progress
+            nncf = import_optional("nncf", "the int8 OpenVINO model", PIP_LINE)
+            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     openvino.save_model(model, directory / MODEL_FILE, compress_to_fp16=False)
 
 
