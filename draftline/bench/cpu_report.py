@@ -11,8 +11,8 @@ from typing import Any
 from draftline.bench.report import Report, describe_run, import_matplotlib, spread
 from draftline.bench.rounds import Measurement
 
-_DECODE = re.compile(r"decode, batch (\d+), context (\d+)")
-_STEP = re.compile(r"step of (\d+) tokens")
+DECODE = re.compile(r"decode, batch (\d+), context (\d+)")
+STEP = re.compile(r"step of (\d+) tokens")
 
 
 def write_cpu_table(report: Report) -> str:
@@ -100,7 +100,7 @@ def _decode_series(report: Report) -> dict[int, dict[str, list[tuple[int, Measur
     """Context -> system -> batch sizes and their measurements."""
     found: dict[int, dict[str, list[tuple[int, Measurement]]]] = {}
     for one in report.measurements:
-        match = _DECODE.match(one.workload)
+        match = DECODE.match(one.workload)
         if match and one.unit == "tokens/s":
             size, context = int(match[1]), int(match[2])
             found.setdefault(context, {}).setdefault(one.system, []).append((size, one))
@@ -110,7 +110,7 @@ def _decode_series(report: Report) -> dict[int, dict[str, list[tuple[int, Measur
 def _draw_curve(panel: Any, report: Report) -> None:
     curves: dict[str, list[tuple[int, Sequence[float]]]] = {}
     for ratio in report.ratios:
-        match = _STEP.match(ratio.workload)
+        match = STEP.match(ratio.workload)
         if match:
             curves.setdefault(ratio.system, [(1, (1.0,))]).append((int(match[1]), ratio.values))
     if not curves:

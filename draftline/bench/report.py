@@ -6,12 +6,15 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftline.bench.rounds import Measurement, Ratio
 from draftline.checkpoints.optional_package import import_optional
+from draftline.errors import ArtifactError
+
+Entry = TypeVar("Entry", Measurement, Ratio)
 
 BUSY = 0.5  # load average of the last minute; transformers loses far more to neighbours than the engine does
 
@@ -88,6 +91,31 @@ def write_report(report: Report, directory: Path, draw: Callable[[Report, Path],
     text = json.dumps(document, indent=2) + "\n"
     _replace(directory / "bench.json", lambda path: path.write_text(text, encoding="utf-8"))
     _replace(directory / "bench.png", lambda path: (draw or _draw)(report, path))
+
+
+def load_report(path: Path) -> Report:
+    """Read the report that ``write_report`` wrote to the JSON file ``path``.
+
+    Raises: ArtifactError where there is none.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return Report(
+            document["machine"],
+            document["settings"],
+            tuple(_read(Measurement, entry) for entry in document["measurements"]),
+            tuple(_read(Ratio, entry) for entry in document["ratios"]),
+            document["findings"],
+            document["how_to_read"],
+            tuple(document["notes"]),
+        )
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise ArtifactError(path, "is the bench.json of a benchmark", repr(error), "run the benchmark again") from error
+
+
+def _read(kind: type[Entry], entry: Mapping[str, Any]) -> Entry:
+    values = {field.name: entry[field.name] for field in fields(kind)}
+    return kind(**values | {"values": tuple(entry["values"])})
 
 
 def import_matplotlib() -> Any:

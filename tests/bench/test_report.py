@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from draftline.bench.machine import describe_machine
-from draftline.bench.report import Report, import_matplotlib, write_report, write_table
+from draftline.bench.report import Report, import_matplotlib, load_report, write_report, write_table
 from draftline.bench.rounds import Measurement, compute_ratio, measure_rounds
 from draftline.bench.timeline import Timeline, decode_tokens_per_second, first_token_ms
 from draftline.bench.workloads import decode_workload, write_prompt
-from draftline.errors import DraftlineError, MissingPackageError
+from draftline.errors import ArtifactError, DraftlineError, MissingPackageError
 
 WORKLOAD = "decode, batch 1"
 
@@ -109,3 +109,19 @@ def test_without_matplotlib_the_cure_is_a_pip_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'draftline\[bench\]'"):
         import_matplotlib()
+
+
+def test_reports_are_read_as_they_were_written(tmp_path: Path) -> None:
+    report = make_report()
+    write_report(report, tmp_path, lambda report, path: path.touch())
+    read = load_report(tmp_path / "bench.json")
+    assert (read.measurements, read.ratios) == (report.measurements, report.ratios)
+    assert write_table(read) == write_table(report)
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "bench.json").write_text(text)
+    with pytest.raises(ArtifactError, match=r"is the bench\.json of a benchmark; got .*; run the benchmark again"):
+        load_report(tmp_path / "bench.json")
