@@ -166,3 +166,11 @@ def test_inputs_that_break_the_contract_are_refused(changes: dict[str, Any], rul
     changed = {**inputs, **{name: np.array(value, np.int32) for name, value in changes.items()}}
     with pytest.raises(Fail, match=f"TreeAttention: {rule}"):
         run(SMOLLM2, changed)
+
+
+def test_starts_whose_differences_leave_32_bits_are_refused() -> None:
+    """Modulo 2^32 each sequence has a row and the last one ends at the last row."""
+    inputs = make_inputs(SMOLLM2, Case((20, 3, 0, 1), (chain(1),) * 4, 0))
+    inputs["sequence_starts"] = np.array([0, 2**31 - 1, -(2**31), -1, 4], np.int32)
+    with pytest.raises(Fail, match="TreeAttention: sequence_starts: one row of each sequence at least"):
+        run(SMOLLM2, inputs)

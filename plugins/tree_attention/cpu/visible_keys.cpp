@@ -29,7 +29,7 @@ void VisibleKeys::derive(const Inputs& inputs, int64_t max_tile_rows) {
   size_t num_listed = 0;
   int64_t longest = 0;
   for (int64_t b = 0; b < inputs.num_sequences; ++b) {
-    const int64_t num_rows = starts[b + 1] - starts[b], context = inputs.context_lengths[b];
+    const int64_t num_rows = int64_t{starts[b + 1]} - starts[b], context = inputs.context_lengths[b];
     if (num_rows < 1) throw Error("sequence_starts: one row of each sequence at least");
     const int64_t num_used = (context + inputs.block_size - 1) / inputs.block_size;
     if (context < 0 || num_used > inputs.max_blocks) throw Error("block_table: blocks for every committed token");
