@@ -249,10 +249,10 @@ inline void store_first(float* p, F16 a, int n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
 }
 
-// e^x within 2 units in the last place for x in -87 .. 88; x outside is moved to the nearer end. By x = n ln 2 + r and
-// the Taylor polynomial of degree 7, which on |r| <= ln 2 / 2 is off by 6e-9 at most.
+// e^x within 2 units in the last place for x in -87 .. 88; x outside is moved to the nearer end, NaN stays NaN. By
+// x = n ln 2 + r and the Taylor polynomial of degree 7, which on |r| <= ln 2 / 2 is off by 6e-9 at most.
 inline F16 exp(F16 x) {
-  x = min(max(x, set(-87.0f)), set(88.0f));
+  x = min(set(88.0f), max(set(-87.0f), x));  // of two operands with a NaN x86 takes the second
   const F16 n = round(mul(x, set(1.44269504088896341f)));
   F16 r = fma(n, set(-0.693145751953125f), x);  // ln 2 in two parts: the first has few digits, n times it is exact
   r = fma(n, set(-1.42860682030941723e-6f), r);

@@ -118,6 +118,22 @@ def test_instruction_sets_multiply_alike(matrix: Matrix, num_rows: int, seed: in
         np.testing.assert_array_equal(multiply(matrix, x), expected)
 
 
+@pytest.mark.parametrize("instructions", ["best", "avx2"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_input_that_is_not_finite_makes_its_row_nan(value: float, bits: int, instructions: str) -> None:
+    """Wherever it stands in a block; the sampler finds a model that overflows by the NaN of its logits."""
+    matrix = Matrix(77, 33, bits, 0)
+    x = random_rows(80, 77, 0)
+    with instruction_set(instructions):
+        expected = multiply(matrix, x)
+        broken = np.arange(1, 78)
+        x[broken, broken - 1] = value
+        found = multiply(matrix, x)
+    assert np.isnan(found[broken]).all()
+    np.testing.assert_array_equal(found[[0, 78, 79]], expected[[0, 78, 79]])
+
+
 def test_no_rows() -> None:
     assert multiply(EVEN, np.empty((0, 576), np.float32)).shape == (0, 96)
 

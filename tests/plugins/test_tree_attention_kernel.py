@@ -135,6 +135,21 @@ def test_bits_are_the_same_on_every_instruction_set(shape: Shape, case: Case) ->
             np.testing.assert_array_equal(run(shape, inputs), expected)
 
 
+@pytest.mark.parametrize("instructions", ["best", "avx2"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["q", "k_new", "v_new"])
+def test_what_is_not_finite_shows_in_the_rows_that_see_it(name: str, value: float, instructions: str) -> None:
+    inputs = make_inputs(SMOLLM2, Case((130, 5), (chain(40), (-1, 0, 0, 1)), 0))
+    with instruction_set(instructions):
+        expected = run(SMOLLM2, inputs)
+        inputs[name][20] = value
+        found = run(SMOLLM2, inputs)
+    rows = [20] if name == "q" else list(range(20, 40))
+    assert not np.isfinite(found[rows]).any()
+    others = np.setdiff1d(np.arange(44), rows)
+    np.testing.assert_array_equal(found[others], expected[others])
+
+
 @settings(deadline=None, max_examples=20)
 @given(trees(), st.integers(0, 2**32 - 1))
 def test_in_step_tokens_stand_in_any_order(tree: tuple[int, ...], seed: int) -> None:
