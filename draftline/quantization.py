@@ -109,12 +109,15 @@ def multiply_tiles(
 ) -> NDArray[np.float32]:
     """Multiply as the native ``QuantizedMatMul`` does, to the last bit: its oracle, slow.
 
-    Shapes: ``x [T, in]``, finite; the others as ``quantize_int8_tiles`` or, with ``zero_points``,
+    Shapes: ``x [T, in]``; the others as ``quantize_int8_tiles`` or, with ``zero_points``,
     ``quantize_int4_tiles`` return them -> ``[T, 16 m] float32``.
 
     Numerics: ``plugins/quantized_matmul/README.md``. Inputs are quantised by block of a row, sums within a block are
-    those of integers, and blocks are added in order by fused products of float32.
+    those of integers, and blocks are added in order by fused products of float32. A row with an infinite input or a NaN
+    is NaN throughout.
     """
+    is_finite = np.isfinite(x).all(axis=1, keepdims=True)
+    x = np.where(is_finite, x, np.float32(0))
     num_blocks = codes.shape[1]
     if zero_points is None:
         weights = codes.astype(np.int64) - 128
@@ -131,7 +134,7 @@ def multiply_tiles(
     for block in range(num_blocks):
         dots = np.einsum("rij,tioj->rto", inputs[:, block].reshape(-1, 8, 4), weights[:, block]).reshape(y.shape)
         y = _fma(dots.astype(np.float32), input_scales[:, block, None] * scales[:, block].reshape(-1), y)
-    return y
+    return np.where(is_finite, y, np.float32(np.nan))
 
 
 def _fma(a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -17,9 +17,10 @@ float sum_of_squares(const float* x, size_t size) {
   return sum(squares);
 }
 
-// out = x * weight / rms(x); out may be x.
+// out = x * weight / rms(x); out may be x. All NaN where the squares have no finite sum: zeros would hide it.
 void norm(const float* x, size_t size, const float* weight, float epsilon, float* out) {
-  const F16 scale = set(1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + epsilon));
+  const float mean = sum_of_squares(x, size) / static_cast<float>(size) + epsilon;
+  const F16 scale = set(mean < INFINITY ? 1.0f / __builtin_sqrtf(mean) : NAN);
   for (size_t i = 0; i < size; i += kLanes) {
     const int n = lanes_left(i, size);
     store_first(out + i, mul(mul(load_first(x + i, n), scale), load_first(weight + i, n)), n);

@@ -197,6 +197,26 @@ inline float largest(F16 a) {
   four = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
+// The largest |lane| of both, by bits: infinity is above all that is finite, and a NaN above infinity.
+inline float largest_size(F16 a, F16 b) {
+#if defined(__AVX512F__)
+  const __m512i size = _mm512_set1_epi32(0x7fffffff);
+  const __m512i all = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), size),
+                                       _mm512_and_si512(_mm512_castps_si512(b.v), size));
+  const __m256i eight = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti32x8_epi32(all, 1));
+#else
+  const __m256i size = _mm256_set1_epi32(0x7fffffff);
+  const auto greater = [&](__m256 x, __m256 y) {
+    return _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x), size),
+                            _mm256_and_si256(_mm256_castps_si256(y), size));
+  };
+  const __m256i eight = _mm256_max_epi32(greater(a.lo, a.hi), greater(b.lo, b.hi));
+#endif
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(four));
+}
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 // Into the second cache, which takes more lines at a time from memory than the first.
 inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
@@ -222,6 +242,12 @@ inline void store_sums(float* p, F16 a, F16 b, F16 c, F16 d) {
   vst1q_f32(p, vpaddq_f32(two(four(a), four(b)), two(four(c), four(d))));
 }
 inline float largest(F16 a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[2]), vmaxq_f32(a.v[1], a.v[3]))); }
+inline float largest_size(F16 a, F16 b) {
+  const auto size = [](float32x4_t x) { return vreinterpretq_u32_f32(vabsq_f32(x)); };
+  const auto greater = [&](int i) { return vmaxq_u32(size(a.v[i]), size(b.v[i])); };
+  const uint32x4_t four = vmaxq_u32(vmaxq_u32(greater(0), greater(1)), vmaxq_u32(greater(2), greater(3)));
+  return vgetq_lane_f32(vreinterpretq_f32_u32(vdupq_n_u32(vmaxvq_u32(four))), 0);
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline uint16_t to_half(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }

@@ -22,6 +22,8 @@ from tests.plugins.native import instruction_set, open_session
 # Values of order 1, a few roundings each; a wrong element, sign or position moves one by more than 1e-3.
 TOLERANCE = 2e-6
 NUM_POSITIONS = 40
+NOT_FINITE = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+INSTRUCTION_SETS = pytest.mark.parametrize("name", ["avx512_vnni", "avx2", "neon_dotprod", "neon"])
 
 
 class Shape(NamedTuple):
@@ -160,6 +162,31 @@ def test_odd_heads_are_refused(size: int) -> None:
         open_session(graph.model("rotary", []))
 
 
+@NOT_FINITE
+@INSTRUCTION_SETS
+@pytest.mark.parametrize("shape", [SMOLLM2, QWEN3])
+def test_heads_that_are_not_finite_stay_so_and_touch_no_others(shape: Shape, name: str, value: float) -> None:
+    inputs = rotary_inputs(shape, 5, 0)
+    expected = rotate(shape, inputs)
+    size, row = shape.heads.head_size, 3
+    with instruction_set(name) as has_it:
+        if not has_it:
+            return
+        for place in range(0, inputs["qkv"].shape[1], 7):
+            broken = {**inputs, "qkv": inputs["qkv"].copy()}
+            broken["qkv"][row, place] = value
+            head, element = divmod(place, size)
+            for found, wanted in zip(rotate(shape, broken), expected, strict=True):
+                np.testing.assert_array_equal(np.delete(found, row, axis=0), np.delete(wanted, row, axis=0))
+                if not 0 <= head < wanted.shape[1]:
+                    np.testing.assert_array_equal(found[row], wanted[row])
+                elif wanted is not expected[2] and shape.has_norms:
+                    assert np.isnan(found[row, head]).all()
+                else:
+                    assert not np.isfinite(found[row, head, element])
+                head -= wanted.shape[1]
+
+
 @lru_cache(maxsize=64)
 def gate_session(size: int, operators: Operators, num_threads: int = 1) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
@@ -197,6 +224,23 @@ def test_silu_gate_of_extremes() -> None:
     out = gate(np.concatenate([gates, np.ones_like(gates)])[None])[0]
     np.testing.assert_allclose(out[1:8], [0, 0, 0, 0, 0, 104, 1e4], rtol=1e-6, atol=1e-30)
     assert np.isnan(out[8]), "what is broken must show"
+
+
+@NOT_FINITE
+@INSTRUCTION_SETS
+def test_gates_that_are_not_finite_stay_so_and_touch_no_others(name: str, value: float) -> None:
+    both = gate_input(35, 4, 0)
+    expected = gate(both)
+    with instruction_set(name) as has_it:
+        if not has_it:
+            return
+        for place in range(70):
+            broken = both.copy()
+            broken[2, place] = value
+            out = gate(broken)
+            assert not np.isfinite(out[2, place % 35])
+            out[2, place % 35] = expected[2, place % 35]
+            np.testing.assert_array_equal(out, expected)
 
 
 @settings(max_examples=20, deadline=None)
@@ -265,6 +309,25 @@ def test_a_row_is_normed_alike_in_any_batch_and_on_any_instruction_set(size: int
     with instruction_set("avx2"):
         for found, wanted in zip(add_norm(inputs), together, strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@INSTRUCTION_SETS
+def test_a_row_without_a_norm_is_nan_and_no_other(name: str, value: float) -> None:
+    """3e38: a number whose square is none."""
+    inputs = norm_inputs(35, 4, 1)
+    totals, normed = add_norm(inputs)
+    with instruction_set(name) as has_it:
+        if not has_it:
+            return
+        for place in range(35):
+            broken = {**inputs, "x": inputs["x"].copy()}
+            broken["x"][2, place] = value
+            found_totals, found = add_norm(broken)
+            assert np.isnan(found[2]).all()
+            np.testing.assert_array_equal(found_totals, broken["x"] + inputs["y"])
+            np.testing.assert_array_equal(np.delete(found, 2, axis=0), np.delete(normed, 2, axis=0))
+    assert np.isfinite(totals).all()
 
 
 @pytest.mark.parametrize(

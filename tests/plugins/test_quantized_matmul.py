@@ -118,20 +118,36 @@ def test_instruction_sets_multiply_alike(matrix: Matrix, num_rows: int, seed: in
         np.testing.assert_array_equal(multiply(matrix, x), expected)
 
 
-@pytest.mark.parametrize("instructions", ["best", "avx2"])
-@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_input_that_is_not_finite_makes_its_row_nan(value: float, bits: int, instructions: str) -> None:
-    """Wherever it stands in a block; the sampler finds a model that overflows by the NaN of its logits."""
-    matrix = Matrix(77, 33, bits, 0)
-    x = random_rows(80, 77, 0)
-    with instruction_set(instructions):
-        expected = multiply(matrix, x)
-        broken = np.arange(1, 78)
-        x[broken, broken - 1] = value
-        found = multiply(matrix, x)
-    assert np.isnan(found[broken]).all()
-    np.testing.assert_array_equal(found[[0, 78, 79]], expected[[0, 78, 79]])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx2", "neon_dotprod", "neon"])
+def test_a_row_that_is_not_finite_is_nan_and_no_other(value: float, bits: int, name: str) -> None:
+    """With one such input, in any place of a block, of the last one too, or with all."""
+    matrix = Matrix(83, 35, bits, 1)
+    rows = random_rows(20, 83, 2)
+    expected = multiply(matrix, rows)
+    with instruction_set(name) as has_it:
+        if not has_it:
+            return
+        for place in (*range(83), slice(None)):
+            x = rows.copy()
+            x[[3, 17], place] = value
+            y = multiply(matrix, x)
+            assert np.isnan(y[[3, 17]]).all()
+            np.testing.assert_array_equal(np.delete(y, [3, 17], axis=0), np.delete(expected, [3, 17], axis=0))
+            np.testing.assert_array_equal(multiply_tiles(x[3:4], *matrix.tensors())[0, :35], y[3])
+
+
+def test_inputs_just_below_infinity_are_numbers() -> None:
+    x = np.full((1, 83), np.finfo(np.float32).max)
+    x[0, ::2] = 1
+    weight = np.full((16, 83), 1e-3, np.float32)
+    for tensors in (quantize_int8_tiles(weight), quantize_int4_tiles(weight)):
+        assert np.isfinite(multiply_tiles(x, *tensors)).all()
+    matrix = Matrix(83, 35, 8, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = multiply_tiles(x, *matrix.tensors())[:, :35]
+    np.testing.assert_array_equal(multiply(matrix, x), expected)
 
 
 def test_no_rows() -> None:

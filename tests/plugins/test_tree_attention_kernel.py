@@ -150,6 +150,43 @@ def test_what_is_not_finite_shows_in_the_rows_that_see_it(name: str, value: floa
     np.testing.assert_array_equal(found[others], expected[others])
 
 
+BROKEN_CASE = Case((37, 200, 0), (chain(3), (-1, 0, 0, 1, 2), chain(2)), 0)
+
+
+def broken_rows(shape: Shape, inputs: dict[str, NDArray[Any]], expected: NDArray[np.float32]) -> list[int]:
+    """Run, and return the rows that are not finite; all others must have the bits of ``expected``."""
+    out = run(shape, inputs, 2)
+    rows = np.flatnonzero(~np.isfinite(out).all(axis=1))
+    np.testing.assert_array_equal(np.delete(out, rows, axis=0), np.delete(expected, rows, axis=0))
+    return [int(row) for row in rows]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("shape", [SMOLLM2, Shape(4, 1, 24, 16, half_pool=True)])
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx2", "neon_dotprod", "neon"])
+def test_what_is_not_finite_stays_so_in_the_rows_that_read_it(name: str, shape: Shape, value: float) -> None:
+    inputs = make_inputs(shape, BROKEN_CASE)
+    expected = run(shape, inputs)
+    with instruction_set(name) as has_it:
+        if not has_it:
+            return
+        broken = {name: x.copy() for name, x in inputs.items()}
+        broken["q"][4, 1, 5] = value
+        assert broken_rows(shape, broken, expected) == [4]
+        for plane, position in ((0, 3), (0, 130), (1, 130), (1, 199)):
+            broken = {name: x.copy() for name, x in inputs.items()}
+            block = inputs["block_table"][1, position // shape.block_size]
+            broken["kv_pool"][block, plane, 0, position % shape.block_size, 7] = value
+            assert broken_rows(shape, broken, expected) == [3, 4, 5, 6, 7], "of the second sequence"
+        for tensor in ("k_new", "v_new"):
+            broken = {name: x.copy() for name, x in inputs.items()}
+            broken[tensor][4, 0, 7] = value
+            assert broken_rows(shape, broken, expected) == [4, 6], "the node and its child, not its siblings"
+            broken = {name: x.copy() for name, x in inputs.items()}
+            broken[tensor][9] = value
+            assert broken_rows(shape, broken, expected) == [9]
+
+
 @settings(deadline=None, max_examples=20)
 @given(trees(), st.integers(0, 2**32 - 1))
 def test_in_step_tokens_stand_in_any_order(tree: tuple[int, ...], seed: int) -> None:

@@ -7,27 +7,23 @@
 namespace draftline::DRAFTLINE_ISA {
 namespace {
 
-F16 size_of(F16 a) { return max(a, sub(set(0.0f), a)); }
-
-// A block of a row: 32 inputs of 8 bits, their scale, and their sum times minus `zero_point`. Where one is no finite
-// number the scale is NaN, and so is what the row gives.
+// A block of a row: 32 inputs of 8 bits, their scale, and their sum times minus `zero_point`. The scale is NaN where an
+// input is not finite.
 void quantize_block(const float* x, int count, int zero_point, uint8_t* out) {
   const int low_count = count < kLanes ? count : kLanes;
-  const F16 low = load_first(x, low_count), high = load_first(x + low_count, count - low_count);
-  const float defect = sum(add(sub(low, low), sub(high, high)));  // 0 or NaN, which largest() may miss
-  const float greatest = largest(max(size_of(low), size_of(high)));
+  F16 low = load_first(x, low_count), high = load_first(x + low_count, count - low_count);
+  const float greatest = largest_size(low, high);
   const bool is_zero = !(greatest >= kLeastInput);
-  const float scale = (is_zero ? 0.0f : greatest / 127.0f) + defect;
-  auto* inputs = reinterpret_cast<int8_t*>(out);
-  int32_t total = 0;
-  if (defect == 0.0f) {
-    const F16 inverse = set(is_zero ? 0.0f : 127.0f / greatest);
-    total = store_rounded(inputs, mul(low, inverse));
-    total += store_rounded(inputs + kLanes, mul(high, inverse));
-    total *= -zero_point;
-  } else {
-    std::memset(inputs, 0, kBlockInputs);
+  float scale = is_zero ? 0.0f : greatest / 127.0f;
+  const F16 inverse = set(is_zero ? 0.0f : 127.0f / greatest);
+  if (!(greatest < INFINITY)) {
+    scale = NAN;
+    low = high = set(0.0f);
   }
+  auto* inputs = reinterpret_cast<int8_t*>(out);
+  int32_t total = store_rounded(inputs, mul(low, inverse));
+  total += store_rounded(inputs + kLanes, mul(high, inverse));
+  total *= -zero_point;
   std::memcpy(out + kBlockInputs, &scale, sizeof(scale));
   std::memcpy(out + kBlockInputs + sizeof(scale), &total, sizeof(total));
 }

@@ -122,10 +122,14 @@ void weights(float* scores, size_t begin, size_t end, float* max_and_sum) {
   };
   fill_rest(scores[begin]);  // changes no maximum
   F16 most = load(scores + first);
-  for (size_t j = first + kLanes; j < last; j += kLanes) most = max(most, load(scores + j));
+  F16 total = mul(most, set(0.0f));  // 0, or NaN where a score is not finite, which max() and exp() may hide
+  for (size_t j = first + kLanes; j < last; j += kLanes) {
+    const F16 score = load(scores + j);
+    most = max(most, score);
+    total = fma(score, set(0.0f), total);
+  }
   max_and_sum[0] = largest(most);
   const F16 shift = set(max_and_sum[0]);
-  F16 total = set(0.0f);
   if (begin == first && end == last) {
     for (size_t j = first; j < last; j += kLanes) {
       const F16 weight = exp(sub(load(scores + j), shift));
