@@ -71,7 +71,7 @@ class Decoder:
         in_step: InStepRows | None = None,
     ) -> None:
         self.graph, self.operators, self.weights, self.config = graph, operators, weights, config
-        self.linear = Linear(graph, weights)
+        self.linear = Linear(graph, weights, operators)
         self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_size)
         self._pool, self._position_ids, self._attention_inputs = pool, position_ids, attention_inputs
         self._in_step = in_step

@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph, TensorLocation
+from draftline.graphs.operators import Operators
 from draftline.quantization import BLOCK
 
 
 class Linear:
     """Emit ``y = x W^T + b``. The names in ``weights`` decide the dtype of a matrix NAME.
 
-    float32: ``NAME.weight [out, in]``. int8 and int4: ``NAME.weight_int8`` or ``NAME.weight_int4`` in the layout of
-    ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for int4), or ``NAME.weight_int8_tiles`` and so
-    on in that of the native operators, see ``draftline.quantization``.
+    float32: ``NAME.weight [out, in]``, multiplied by the operators' ``product``. int8 and int4: ``NAME.weight_int8`` or
+    ``NAME.weight_int4`` in the layout of ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for
+    int4), or ``NAME.weight_int8_tiles`` and so on in that of the native operators, see ``draftline.quantization``.
     """
 
-    def __init__(self, graph: OnnxGraph, weights: Mapping[str, TensorLocation]) -> None:
-        self._graph, self._weights = graph, weights
+    def __init__(self, graph: OnnxGraph, weights: Mapping[str, TensorLocation], operators: Operators) -> None:
+        self._graph, self._weights, self._operators = graph, weights, operators
 
     def _weight(self, name: str) -> str:
         return self._graph.external(name, self._weights[name])
@@ -32,7 +33,7 @@ class Linear:
     def emit(self, x: str, name: str, num_inputs: int, num_outputs: int, bias: bool = False) -> str:
         """Append the product of ``x [T, num_inputs]``; returns ``[T, num_outputs] float32``."""
         if f"{name}.weight" in self._weights:
-            y = self._graph.op("Gemm", x, self._weight(f"{name}.weight"), transB=1, name=name)
+            y = self._operators.product(self._graph, x, self._weight(f"{name}.weight"), name)
         else:
             y = self._quantized(x, name, num_inputs, num_outputs)
         return self._graph.op("Add", y, self._weight(f"{name}.bias")) if bias else y

@@ -28,7 +28,7 @@ def emit_medusa_heads(
 
     Shapes: ``rows [R, hidden_size]``, what the target's lm_head reads: after the final norm.
     """
-    linear, size = Linear(graph, weights), heads.hidden_size
+    linear, size = Linear(graph, weights, operators), heads.hidden_size
     ids: list[str] = []
     log_probs: list[str] = []
     for head in range(heads.num_heads):

@@ -16,6 +16,9 @@ class NativeOperators:
     def functions(self) -> list[onnx.FunctionProto]:
         return []
 
+    def product(self, graph: OnnxGraph, x: str, weight: str, name: str) -> str:
+        return graph.op("Linear", x, weight, domain=DRAFTLINE, name=name)
+
     def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
         total, normed = graph.ops("AddNorm", x, y, weight, outputs=2, domain=DRAFTLINE, epsilon=epsilon)
         return total, normed

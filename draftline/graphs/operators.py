@@ -46,6 +46,10 @@ class Operators(Protocol):
 
     def functions(self) -> list[onnx.FunctionProto]: ...
 
+    def product(self, graph: OnnxGraph, x: str, weight: str, name: str) -> str:
+        """Append the node ``name``: ``x [T, in]`` times the transpose of ``weight [out, in]``, both float32."""
+        ...
+
     def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
         """Append ``x + y`` and its RMS norm; returns both, ``[T, hidden_size]`` each."""
         ...
@@ -82,6 +86,9 @@ class PortableOperators:
 
     def functions(self) -> list[onnx.FunctionProto]:
         return [load_tree_attention_function()]
+
+    def product(self, graph: OnnxGraph, x: str, weight: str, name: str) -> str:
+        return graph.op("Gemm", x, weight, transB=1, name=name)
 
     def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
         total = graph.op("Add", x, y)

@@ -19,7 +19,8 @@ struct Softmax {
   float largest, inverse_temperature, floor;
 };
 
-struct TileProduct;  // quantized_matmul/cpu/tile_product.h
+struct TileProduct;    // quantized_matmul/cpu/tile_product.h
+struct LinearProduct;  // linear/cpu/linear_product.h
 
 // The bucket of x: 1 + (high * unit - x * unit) * scale without its fraction from `low` to `high`, 0 outside. `unit` is
 // a power of two that keeps the differences of float32 numbers of any size representable.
@@ -58,6 +59,9 @@ struct Kernels {
   void (*quantize_rows)(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
   void (*multiply_tile_8)(const TileProduct& product);
   void (*multiply_tile_4)(const TileProduct& product);
+
+  // y = x times the transpose of the weights.
+  void (*multiply_rows)(const LinearProduct& product);
 
   const AttentionKernels* attention;
 };
@@ -98,5 +102,6 @@ void block_masses(const float* logits, size_t count, const Softmax& softmax, con
 void quantize_rows(const float* x, int64_t num_rows, int64_t num_inputs, int32_t zero_point, uint8_t* out);
 void multiply_tile_8(const TileProduct& product);
 void multiply_tile_4(const TileProduct& product);
+void multiply_rows(const LinearProduct& product);
 }  // namespace draftline::DRAFTLINE_ISA
 #endif

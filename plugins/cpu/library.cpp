@@ -7,6 +7,7 @@
 
 #include "decoder_layer.h"
 #include "kernels.h"
+#include "linear.h"
 #include "operator.h"
 #include "quantized_matmul.h"
 #include "sample.h"
@@ -83,6 +84,7 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
         describe<SiluGate>(),
         describe<AddNorm>(),
         describe<RotatedHeads>(),
+        describe<Linear>(),
         describe<QuantizedMatMul>(),
         describe<QuantizedEmbedding>(),
         describe<Sample>(),

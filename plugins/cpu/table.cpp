@@ -21,6 +21,7 @@ const Kernels kKernels = {
     quantize_rows,
     multiply_tile_8,
     multiply_tile_4,
+    multiply_rows,
     &kAttention,
 };
 // clang-format on

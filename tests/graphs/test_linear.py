@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.graphs.linear import Linear
+from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
+from draftline.graphs.operators import PORTABLE, Operators
 from draftline.quantization import (
     quantize_int4_blocks,
     quantize_int4_tiles,
@@ -74,23 +76,24 @@ def run(graph: OnnxGraph, directory: Path, **feeds: NDArray[Any]) -> NDArray[np.
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 96), (72, 267), (20, 5), (31, 1), (200, 96)])
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int4", "int8_tiles", "int4_tiles"])
+@pytest.mark.parametrize("dtype", ["float32", "native float32", "int8", "int4", "int8_tiles", "int4_tiles"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product(tmp_path: Path, dtype: str, bias: bool, num_inputs: int, num_outputs: int) -> None:
     random = np.random.default_rng(0)
     weight = (random.standard_normal((num_outputs, num_inputs)) / num_inputs**0.5).astype(np.float32)
     x = random.standard_normal((7, num_inputs)).astype(np.float32)
-    tensors, restored = quantized(weight, dtype)
+    operators: Operators = NATIVE if dtype == "native float32" else PORTABLE
+    tensors, restored = quantized(weight, dtype.removeprefix("native "))
     offsets = random.standard_normal(num_outputs).astype(np.float32)
     locations = write_tensors(tmp_path, tensors | {"m.bias": offsets})
     graph = OnnxGraph()
     value = graph.input("x", TensorProto.FLOAT, ["T", num_inputs])
-    y = Linear(graph, locations).emit(value, "m", num_inputs, num_outputs, bias=bias)
+    y = Linear(graph, locations, operators).emit(value, "m", num_inputs, num_outputs, bias=bias)
     graph.output(y, "y", TensorProto.FLOAT, ["T", num_outputs])
     expected = x @ restored.T + (offsets if bias else 0)
     # Quantised products round activations to 8 bits by block as well: half a step of the largest of a block, 1.5 % of
     # it over a row of products of size 1 / sqrt(n). A transposed, shifted or misread block is off by order 1.
-    tolerance = 1e-5 if dtype == "float32" else 0.05
+    tolerance = 1e-5 if dtype.endswith("float32") else 0.05
     np.testing.assert_allclose(run(graph, tmp_path, x=x), expected, rtol=0, atol=tolerance)
 
 
@@ -101,7 +104,7 @@ def test_lookup(tmp_path: Path, dtype: str, hidden_size: int) -> None:
     tensors, restored = quantized(weight, dtype)
     graph = OnnxGraph()
     ids = graph.input("ids", TensorProto.INT32, ["T"])
-    rows = Linear(graph, write_tensors(tmp_path, tensors)).embed(ids, "m", hidden_size)
+    rows = Linear(graph, write_tensors(tmp_path, tensors), PORTABLE).embed(ids, "m", hidden_size)
     graph.output(rows, "rows", TensorProto.FLOAT, ["T", hidden_size])
     chosen = np.array([0, 266, 5, 5, 130], np.int32)
     np.testing.assert_allclose(run(graph, tmp_path, ids=chosen), restored[chosen], rtol=1e-6, atol=0)

@@ -1,0 +1,19 @@
+// Products with matrices of float32, which are read where they lie.
+#pragma once
+
+#include "operator.h"
+
+namespace draftline {
+
+// Linear(x [T, in], weight [out, in]) -> y [T, out]: x times the transpose of weight.
+struct Linear {
+  static constexpr const char* kName = "Linear";
+  static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat};
+  static constexpr ort::ElementType kOutputs[] = {ort::kFloat};
+  static constexpr size_t kNumRequired = 2;
+
+  explicit Linear(const Attributes&) {}
+  void compute(Call& call) const;
+};
+
+}  // namespace draftline
