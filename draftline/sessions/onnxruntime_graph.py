@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.errors import ArtifactError, MissingPackageError
+from draftline.sessions.available_cores import choose_num_threads
 from draftline.sessions.engine_config import EngineConfig, PoolDtype
 from draftline.sessions.native_kernels import library_of_engine
 from draftline.sessions.pool_memory import allocate_pool
@@ -42,7 +43,7 @@ class OnnxRuntimeGraph:
         state = onnxruntime.capi.onnxruntime_pybind11_state
         self._failures = (state.Fail, state.RuntimeException, state.InvalidArgument, state.EPFail)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = config.num_threads
+        options.intra_op_num_threads = choose_num_threads(config.num_threads)
         options.enable_mem_pattern = False  # every step has other shapes
         options.log_severity_level = 3
         if takes_turns:
