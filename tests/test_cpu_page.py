@@ -34,7 +34,7 @@ def find_blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_numbers_are_those_of_the_run(page: Path) -> None:
-    """``python -m draftline.bench.cpu_page`` writes them."""
+    """``python -m draftline.bench.cpu_page`` writes them anew."""
     text = page.read_text(encoding="utf-8")
     assert "<!-- cpu.json: " in text
     assert text == fill_page(text, load_report(NUMBERS) if NUMBERS.exists() else None)

@@ -1,4 +1,6 @@
-"""``python -m draftline.bench.cpu_page``: write the numbers of ``docs/bench/cpu.json`` into the pages that show them.
+"""``python -m draftline.bench.cpu_page [DIR]``: publish a run of ``scripts/bench_cpu``.
+
+Its files become ``docs/bench/cpu.json`` and ``cpu.png``, and its numbers go into the pages that show them.
 
 A page shows them between the lines ``<!-- cpu.json: NAME -->`` and ``<!-- end -->``, NAME one of ``BLOCKS``.
 """
@@ -7,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftline.bench.cpu_decode import DRAFTLINE, FLOOR_GOALS, OPENVINO, TRANSFORMERS
+from draftline.bench.cpu_decode import BANDWIDTH, DRAFTLINE, FLOOR_GOALS, OPENVINO, TRANSFORMERS
 from draftline.bench.cpu_report import DECODE, STEP
 from draftline.bench.report import Report, describe_run, load_report, spread
 from draftline.bench.rounds import Measurement, Ratio
@@ -52,8 +55,11 @@ def fill_page(page: str, report: Report | None) -> str:
 
 
 def _run(report: Report) -> list[str]:
-    """The machine, the versions, and what to know of the run."""
-    return [f"- {line}" for line in describe_run(report)]
+    """The machine, the versions, what to know of the run, and where all of it is."""
+    lines = describe_run(report)
+    if bandwidths := [value for one in report.measurements if one.system == BANDWIDTH for value in one.values]:
+        lines.append(f"read bandwidth {spread(bandwidths, 1)} GB/s, measured before each case of each round")
+    return [*(f"- {line}" for line in lines), "- [all numbers](bench/cpu.json), [plot](bench/cpu.png)"]
 
 
 def _decode(report: Report) -> list[str]:
@@ -208,17 +214,19 @@ def _table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the pages; return 0, or 2 after printing an error."""
+    """Publish a run, or fill the pages anew; return 0, or 2 after printing an error."""
     parser = argparse.ArgumentParser(prog="cpu_page", description=__doc__)
-    parser.add_argument("numbers", type=Path, nargs="?", default=NUMBERS, help="default: docs/bench/cpu.json")
-    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES, help="default: docs/cpu.md and README.md")
-    options = parser.parse_args(arguments)
+    parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="copy a run of scripts/bench_cpu first")
+    run: Path | None = parser.parse_args(arguments).run
     try:
-        report = load_report(options.numbers)
-        filled = {page: fill_page(page.read_text(encoding="utf-8"), report) for page in options.pages}
+        report = load_report(NUMBERS if run is None else run / "bench.json")
+        filled = {page: fill_page(page.read_text(encoding="utf-8"), report) for page in PAGES}
     except DraftlineError as error:
         print(f"cpu_page: {error}", file=sys.stderr)
         return 2
+    if run is not None:
+        for suffix in (".json", ".png"):
+            shutil.copyfile(run / f"bench{suffix}", NUMBERS.with_suffix(suffix))
     for page, text in filled.items():
         page.write_text(text, encoding="utf-8")
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draftline.bench import cpu_page
 from draftline.bench.cpu_page import BLOCKS, NOT_MEASURED, fill_page, main
 from draftline.bench.machine import describe_machine
 from draftline.bench.report import Report, write_report
@@ -103,7 +104,10 @@ def test_profiles_sum_what_is_small() -> None:
 
 
 def test_the_run_is_described() -> None:
-    assert fill("run")[-1] == "- A note."
+    *_, note, bandwidth, links = fill("run")
+    assert note == "- A note."
+    assert bandwidth == "- read bandwidth 22.0 [20.0, 24.0] GB/s, measured before each case of each round"
+    assert links == "- [all numbers](bench/cpu.json), [plot](bench/cpu.png)"
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -114,16 +118,27 @@ def test_what_was_not_measured_is_said(name: str) -> None:
         assert fill(name, nothing) == [NOT_MEASURED]
 
 
-def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_report(make_report(), tmp_path, lambda report, path: path.touch())
+def test_runs_are_published_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, numbers = tmp_path / "run", tmp_path / "cpu.json"
+    write_report(make_report(), run, lambda report, path: path.touch())
     good, bad = tmp_path / "good.md", tmp_path / "bad.md"
     good.write_text(PAGE.format("goals"))
     bad.write_text(PAGE.format("speed"))
-    numbers = str(tmp_path / "bench.json")
-    assert main([numbers, "--pages", str(good), str(bad)]) == 2
+    monkeypatch.setattr(cpu_page, "NUMBERS", numbers)
+    monkeypatch.setattr(cpu_page, "PAGES", (good, bad))
+    assert main([str(run)]) == 2
     assert "blocks are some of run, " in capsys.readouterr().err
     assert "old" in good.read_text()
-    assert main([numbers, "--pages", str(good)]) == 0
-    assert "3 of 4 goals were met." in good.read_text()
+    assert not numbers.exists()
     with pytest.raises(DraftlineError, match="got speed"):
         fill_page(bad.read_text(), None)
+    monkeypatch.setattr(cpu_page, "PAGES", (good,))
+    assert main([]) == 2
+    assert main([str(run)]) == 0
+    assert "3 of 4 goals were met." in good.read_text()
+    assert sorted(path.name for path in tmp_path.glob("cpu.*")) == ["cpu.json", "cpu.png"]
+    good.write_text(PAGE.format("goals"))
+    assert main([]) == 0
+    assert "3 of 4 goals were met." in good.read_text()
