@@ -76,8 +76,8 @@ void RotatedHeads::compute(Call& call) const {
   check_shape(qkv, "qkv", {num_rows, qkv_size});
   check_shape(cosines, "cosines", {num_positions, half});
   check_shape(sines, "sines", {num_positions, half});
-  if ((q_norm.data == nullptr) != (k_norm.data == nullptr)) throw Error("q_norm and k_norm are both given or neither");
-  if (q_norm.data != nullptr) {
+  if (q_norm.is_given() != k_norm.is_given()) throw Error("q_norm and k_norm are both given or neither");
+  if (q_norm.is_given()) {
     check_shape(q_norm, "q_norm", {size_});
     check_shape(k_norm, "k_norm", {size_});
   }

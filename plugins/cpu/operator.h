@@ -60,12 +60,14 @@ class Attributes {
 
 constexpr size_t kMaxDims = 6;
 
-// A tensor of a call; `data` is null for an optional input that is absent.
+// A tensor of a call; `data` is null for an optional input that is absent, and may be for one without elements.
 struct Tensor {
   void* data = nullptr;
   ort::ElementType type = ort::kUndefined;
   size_t num_dims = 0;
   std::array<int64_t, kMaxDims> dims{};
+
+  bool is_given() const { return type != ort::kUndefined; }
 
   template <typename T>
   const T* as() const {

@@ -43,10 +43,10 @@ class Edits {
  public:
   Edits(const Call& call, size_t num_rows, size_t vocab_size) : starts_(num_rows + 1) {
     for (size_t i = 0; i < 5; ++i) inputs_[i] = call.input(5 + i);
-    if (inputs_[0].data == nullptr) return;
+    if (std::none_of(inputs_.begin(), inputs_.end(), [](const Tensor& input) { return input.is_given(); })) return;
     const int64_t count = inputs_[0].dims[0];
     for (const Tensor& input : inputs_)
-      if (input.data == nullptr || input.num_dims != 1 || input.dims[0] != count) throw Error("edits are five of [E]");
+      if (!input.is_given() || input.num_dims != 1 || input.dims[0] != count) throw Error("edits are five of [E]");
     order_.resize(static_cast<size_t>(count));
     const int32_t* rows = inputs_[0].as<int32_t>();
     const int32_t* token_ids = inputs_[1].as<int32_t>();

@@ -154,6 +154,24 @@ def test_no_rows() -> None:
     assert multiply(EVEN, np.empty((0, 576), np.float32)).shape == (0, 96)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_no_rows_from_another_node(bits: int) -> None:
+    """Whose output has no memory, where that of an input has some."""
+    matrix, graph = EVEN._replace(bits=bits), OnnxGraph()
+    tensors = [graph.constant(tensor) for tensor in matrix.tensors()]
+    x = graph.op("Abs", graph.input("x", TensorProto.FLOAT, ["T", 576]))
+    y = graph.op("QuantizedMatMul", x, *tensors, domain=DRAFTLINE, bits=bits, num_inputs=576, num_outputs=96)
+    graph.output(y, "y", TensorProto.FLOAT, ["T", 96])
+    if bits == 8:
+        ids = graph.op("Abs", graph.input("ids", TensorProto.INT32, ["T"]))
+        rows = graph.op("QuantizedEmbedding", *tensors, ids, domain=DRAFTLINE, num_inputs=576)
+        graph.output(rows, "rows", TensorProto.FLOAT, ["T", 576])
+    inputs = {"x": np.empty((0, 576), np.float32), "ids": np.empty(0, np.int32)}
+    model = open_session(graph.model("product", []))
+    outputs = model.run(None, {x.name: inputs[x.name] for x in model.get_inputs()})
+    assert [output.shape for output in outputs] == [(0, 96), (0, 576)][: len(outputs)]
+
+
 def lookup(matrix: Matrix, ids: list[int], num_inputs: int | None = None) -> NDArray[np.float32]:
     graph = OnnxGraph()
     codes, scales = (graph.constant(tensor) for tensor in matrix.tensors())

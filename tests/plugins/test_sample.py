@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.graphs.native_operators import NATIVE
-from draftline.graphs.onnx_graph import OnnxGraph
+from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
 from draftline.graphs.sampler import emit_edit_inputs
 from draftline.graphs.step_inputs import emit_sampling_inputs
 from draftline.logit_edits import BANNED, LogitEdits
@@ -152,6 +152,37 @@ def test_no_rows() -> None:
     types = {"tensor(float)": np.float32, "tensor(int32)": np.int32}
     feeds = {x.name: np.empty((0, 7) if x.name == "logits" else 0, types[x.type]) for x in session.get_inputs()}
     assert session.run(None, feeds)[0].shape == (0,)
+
+
+@pytest.mark.parametrize("missing", range(5))
+def test_edits_are_given_as_a_whole(missing: int) -> None:
+    with pytest.raises(FAIL, match="edits are five"):
+        sample_edited({missing}, set())
+
+
+@pytest.mark.parametrize("from_nodes", [set(), {0}, {1, 3}, set(range(5))])
+def test_no_edits_are_none_whoever_gives_them(from_nodes: set[int]) -> None:
+    """A node's empty output has no memory, an empty input has some."""
+    assert sample_edited(set(), from_nodes) == [2]
+
+
+def sample_edited(missing: set[int], from_nodes: set[int]) -> list[int]:
+    """Sample with five inputs of no edits; without some, and with some that are the outputs of nodes."""
+    graph = OnnxGraph()
+    logits = graph.input("logits", TensorProto.FLOAT, ["R", 3])
+    names = [logits, *emit_sampling_inputs(graph)]
+    feeds: dict[str, NDArray[Any]] = {"logits": np.array([[0, 1, 2]], np.float32), "top_k": np.zeros(1, np.int32)}
+    feeds |= {name: np.zeros(1, np.float32) for name in ("temperature", "top_p", "uniform")}
+    for i, kind in enumerate("iifff"):
+        if i in missing:
+            names.append("")
+            continue
+        name = graph.input(f"edit{i}", TensorProto.INT32 if kind == "i" else TensorProto.FLOAT, ["E"])
+        feeds[name] = np.empty(0, kind)
+        names.append(graph.op("Abs", name) if i in from_nodes else name)
+    graph.output(graph.op("Sample", *names, domain=DRAFTLINE), "ids", TensorProto.INT64, ["R"])
+    ids: list[int] = open_session(graph.model("sample", [])).run(None, feeds)[0].tolist()
+    return ids
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(0.8), Rule(0.8, 5, 0.9)])

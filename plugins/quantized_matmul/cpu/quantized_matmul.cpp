@@ -14,9 +14,7 @@ constexpr size_t kAlignment = 64;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> expected) {
-  if (tensor.data != nullptr && tensor.num_dims == expected.size() &&
-      std::equal(expected.begin(), expected.end(), tensor.dims.begin()))
-    return;
+  if (tensor.num_dims == expected.size() && std::equal(expected.begin(), expected.end(), tensor.dims.begin())) return;
   std::string text = std::string(name) + " has the shape";
   for (const int64_t dim : expected) text += " " + std::to_string(dim);
   throw Error(text);
