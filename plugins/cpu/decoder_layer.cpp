@@ -59,12 +59,11 @@ void AddNorm::compute(Call& call) const {
 }
 
 RotatedHeads::RotatedHeads(const Attributes& attributes)
-    : num_heads_(attributes.integer("num_heads")),
-      num_kv_heads_(attributes.integer("num_kv_heads")),
-      size_(attributes.integer("head_size")),
+    : num_heads_(attributes.size("num_heads")),
+      num_kv_heads_(attributes.size("num_kv_heads")),
+      size_(attributes.size("head_size")),
       epsilon_(attributes.real("epsilon")) {
-  if (num_heads_ < 1 || num_kv_heads_ < 1) throw Error("num_heads and num_kv_heads are 1 or more");
-  if (size_ < 2 || size_ % 2 != 0) throw Error("head_size is even; got " + std::to_string(size_));
+  if (size_ % 2 != 0) throw Error("head_size is even; got " + std::to_string(size_));
 }
 
 void RotatedHeads::compute(Call& call) const {

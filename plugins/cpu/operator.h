@@ -47,6 +47,14 @@ class Attributes {
     detail::check(api_, api_.int_attribute(info_, name, &value), name);
     return value;
   }
+  // A number of things, small enough for products of three.
+  int64_t size(const char* name) const {
+    constexpr int64_t kMost = 1 << 20;
+    const int64_t value = integer(name);
+    if (value < 1 || value > kMost)
+      throw Error(std::string(name) + " is 1 .. " + std::to_string(kMost) + "; got " + std::to_string(value));
+    return value;
+  }
   float real(const char* name) const {
     float value = 0;
     detail::check(api_, api_.float_attribute(info_, name, &value), name);

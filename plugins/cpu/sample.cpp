@@ -121,9 +121,7 @@ void Sample::compute(Call& call) const {
   broken.check();
 }
 
-TopCandidates::TopCandidates(const Attributes& attributes) : num_candidates_(attributes.integer("num_candidates")) {
-  if (num_candidates_ < 1) throw Error("num_candidates is 1 or more; got " + std::to_string(num_candidates_));
-}
+TopCandidates::TopCandidates(const Attributes& attributes) : num_candidates_(attributes.size("num_candidates")) {}
 
 void TopCandidates::compute(Call& call) const {
   const Tensor logits = call.input(0);

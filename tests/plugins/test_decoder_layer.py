@@ -150,15 +150,22 @@ def test_shapes_that_do_not_fit_are_refused(name: str, wrong: NDArray[Any], mess
         open_session(graph.model("rotary", [])).run(None, inputs)
 
 
-@pytest.mark.parametrize("size", [0, 7])
-def test_odd_heads_are_refused(size: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (Heads(1, 1, 7), "head_size is even; got 7"),
+        (Heads(1, 1, 0), "head_size is 1 .. 1048576; got 0"),
+        (Heads(2**61, 1, 8), f"num_heads is 1 .. 1048576; got {2**61}"),  # times 8 it is 0 in 64 bits
+    ],
+)
+def test_heads_of_odd_and_impossible_sizes_are_refused(heads: Heads, message: str) -> None:
     graph = OnnxGraph()
     qkv = graph.input("qkv", TensorProto.FLOAT, ["T", "Q"])
     tables = (graph.input(name, TensorProto.FLOAT, ["P", "C"]) for name in ("cosines", "sines"))
     positions = graph.input("position_ids", TensorProto.INT32, ["T"])
-    q, _, _ = NATIVE.rotated_heads(graph, qkv, Heads(1, 1, size), Rotary(*tables, positions), None, 1e-5)
-    graph.output(q, "q_heads", TensorProto.FLOAT, ["T", 1, "D"])
-    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException, match=f"is even; got {size}"):
+    q, _, _ = NATIVE.rotated_heads(graph, qkv, heads, Rotary(*tables, positions), None, 1e-5)
+    graph.output(q, "q_heads", TensorProto.FLOAT, ["T", "H", "D"])
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException, match=message):
         open_session(graph.model("rotary", []))
 
 

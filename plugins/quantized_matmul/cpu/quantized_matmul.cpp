@@ -40,10 +40,9 @@ constexpr int64_t kPrefetchBytes = 4096;
 
 QuantizedMatMul::QuantizedMatMul(const Attributes& attributes)
     : bits_(attributes.integer("bits")),
-      num_inputs_(attributes.integer("num_inputs")),
-      num_outputs_(attributes.integer("num_outputs")) {
+      num_inputs_(attributes.size("num_inputs")),
+      num_outputs_(attributes.size("num_outputs")) {
   if (bits_ != 8 && bits_ != 4) throw Error("bits is 8 or 4");
-  if (num_inputs_ < 1 || num_outputs_ < 1) throw Error("num_inputs and num_outputs are positive");
 }
 
 void QuantizedMatMul::compute(Call& call) const {
@@ -109,9 +108,7 @@ void QuantizedMatMul::compute(Call& call) const {
   call.parallel_for(static_cast<size_t>(ceil_div(num_tiles, piece)), 0, multiply_piece);
 }
 
-QuantizedEmbedding::QuantizedEmbedding(const Attributes& attributes) : num_inputs_(attributes.integer("num_inputs")) {
-  if (num_inputs_ < 1) throw Error("num_inputs is positive");
-}
+QuantizedEmbedding::QuantizedEmbedding(const Attributes& attributes) : num_inputs_(attributes.size("num_inputs")) {}
 
 void QuantizedEmbedding::compute(Call& call) const {
   const Tensor codes = call.input(0), scales = call.input(1), ids = call.input(2);

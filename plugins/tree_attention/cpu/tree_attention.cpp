@@ -141,14 +141,13 @@ bool has_dims(const Tensor& tensor, std::initializer_list<int64_t> dims) {
 }  // namespace
 
 TreeAttention::TreeAttention(const Attributes& attributes)
-    : num_heads_(attributes.integer("num_heads")),
-      num_kv_heads_(attributes.integer("num_kv_heads")),
-      head_size_(attributes.integer("head_size")),
-      block_size_(attributes.integer("block_size")),
+    : num_heads_(attributes.size("num_heads")),
+      num_kv_heads_(attributes.size("num_kv_heads")),
+      head_size_(attributes.size("head_size")),
+      block_size_(attributes.size("block_size")),
       window_(attributes.integer("window")),
       scale_(attributes.real("scale")) {
-  require(num_kv_heads_ > 0 && num_heads_ > 0 && num_heads_ % num_kv_heads_ == 0, "num_heads: whole num_kv_heads");
-  require(head_size_ > 0 && block_size_ > 0, "head_size, block_size: 1 at least");
+  require(num_heads_ % num_kv_heads_ == 0, "num_heads: whole num_kv_heads");
 }
 
 void TreeAttention::compute(Call& call) const {
