@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -117,14 +118,27 @@ class Call {
   }
 
   // Calls function(i) for i = 0 .. total - 1 from the session's threads. Which thread runs which i must not matter to
-  // the result. `num_batches`: how many runs of neighbouring i are handed out; 0 = each i by itself. The function must
-  // not throw.
+  // the result. `num_batches`: how many runs of neighbouring i are handed out; 0 = each i by itself. What the function
+  // throws, the first of several, is thrown here once all threads have left it; no thread of ONNX Runtime sees it.
   template <typename Function>
   void parallel_for(size_t total, size_t num_batches, Function& function) {
     if (total == 0) return;
     if (total == 1) return function(size_t{0});
-    auto run = [](void* data, size_t index) { (*static_cast<Function*>(data))(index); };
-    detail::check(api_, api_.parallel_for(context_, run, total, num_batches, &function), "parallel_for");
+    struct Work {
+      Function& function;
+      std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
+      std::exception_ptr error{};
+    } work{function};
+    auto run = [](void* data, size_t index) {
+      auto& [call_function, has_failed, error] = *static_cast<Work*>(data);
+      try {
+        call_function(index);
+      } catch (...) {
+        if (!has_failed.test_and_set()) error = std::current_exception();
+      }
+    };
+    detail::check(api_, api_.parallel_for(context_, run, total, num_batches, &work), "parallel_for");
+    if (work.error != nullptr) std::rethrow_exception(work.error);
   }
 
  private:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,32 @@ def sample_edited(missing: set[int], from_nodes: set[int]) -> list[int]:
     graph.output(graph.op("Sample", *names, domain=DRAFTLINE), "ids", TensorProto.INT64, ["R"])
     ids: list[int] = open_session(graph.model("sample", [])).run(None, feeds)[0].tolist()
     return ids
+
+
+OUT_OF_MEMORY = """
+import resource
+import numpy as np
+from draftline.logit_edits import LogitEdits
+from tests.plugins.test_sample import FAIL, NATIVE, Rule, sample
+
+rows, vocab_size = 4, 20_000_000  # an edited row is a copy of 80 MB
+logits = np.zeros((rows, vocab_size), np.float32)
+edits = LogitEdits(np.arange(rows, dtype=np.int32), *(np.zeros(rows, kind) for kind in "ifff"))
+sample(NATIVE, logits[:, :9], [Rule()] * rows, 2)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20),) * 2)
+try:
+    sample(NATIVE, logits, [Rule()] * rows, 2, edits=edits)
+except FAIL as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_a_thread_without_memory_is_an_error_of_the_node() -> None:
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{OUT_OF_MEMORY}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Sample: std::bad_alloc" in answer.stdout
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(0.8), Rule(0.8, 5, 0.9)])
