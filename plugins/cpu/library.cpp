@@ -4,6 +4,8 @@
 #endif
 
 #include <cstring>
+#include <mutex>
+#include <string>
 
 #include "decoder_layer.h"
 #include "kernels.h"
@@ -45,6 +47,29 @@ const Kernels* const kLeast = nullptr;
 
 const Kernels* chosen = kBest;
 
+ort::Status* create_domain(const ort::Api& api, ort::CustomOpDomain** out) {
+  // clang-format off
+  const ort::CustomOp* const ops[] = {
+      describe<SiluGate>(),
+      describe<AddNorm>(),
+      describe<RotatedHeads>(),
+      describe<Linear>(),
+      describe<QuantizedMatMul>(),
+      describe<QuantizedEmbedding>(),
+      describe<Sample>(),
+      describe<TopCandidates>(),
+      describe<TreeAttention>(),
+  };
+  // clang-format on
+  ort::CustomOpDomain* domain = nullptr;
+  if (ort::Status* status = api.create_domain("draftline", &domain)) return status;
+  for (const ort::CustomOp* op : ops) {
+    if (ort::Status* status = api.add_op(domain, op)) return status;
+  }
+  *out = domain;  // with all of them or not at all
+  return nullptr;
+}
+
 }  // namespace
 
 const Kernels* kernels() { return chosen; }
@@ -72,29 +97,18 @@ DRAFTLINE_EXPORT draftline::ort::Status* RegisterCustomOps(draftline::ort::Sessi
                                                            const draftline::ort::ApiBase* base) {
   using namespace draftline;
   const ort::Api* api = base->get_api(ort::kApiVersion);
-  if (api == nullptr) return nullptr;  // an ONNX Runtime before 1.18: its sessions will not know the operators
+  if (api == nullptr) {
+    const std::string text = std::string("draftline: needs ONNX Runtime 1.18 or later; got ") + base->get_version();
+    return base->get_api(1)->create_status(ort::kFail, text.c_str());
+  }
   if (kernels() == nullptr)
     return api->create_status(ort::kFail, "draftline: this processor has neither AVX2 nor NEON");
+  static std::mutex mutex;
   static ort::CustomOpDomain* domain = nullptr;  // of the process: sessions may outlive each other
+  const std::lock_guard<std::mutex> lock(mutex);
   if (domain == nullptr) {
     detail::shapes_in_place = ort::has_shape_reference(base->get_version());
-    if (ort::Status* status = api->create_domain("draftline", &domain)) return status;
-    // clang-format off
-    const ort::CustomOp* const ops[] = {
-        describe<SiluGate>(),
-        describe<AddNorm>(),
-        describe<RotatedHeads>(),
-        describe<Linear>(),
-        describe<QuantizedMatMul>(),
-        describe<QuantizedEmbedding>(),
-        describe<Sample>(),
-        describe<TopCandidates>(),
-        describe<TreeAttention>(),
-    };
-    // clang-format on
-    for (const ort::CustomOp* op : ops) {
-      if (ort::Status* status = api->add_op(domain, op)) return status;
-    }
+    if (ort::Status* status = create_domain(*api, &domain)) return status;
   }
   return api->add_domain(options, domain);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import subprocess
 import sys
@@ -21,6 +22,33 @@ def test_the_library_was_compiled_and_this_processor_runs_it() -> None:
 
 def test_onnxruntime_takes_it() -> None:
     ort.SessionOptions().register_custom_ops_library(str(find_library()))
+
+
+def test_an_older_onnxruntime_is_refused_by_an_error() -> None:
+    """A stand-in for version 1.17, which has the entries of API version 17 and none of 18."""
+    create_status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+    get_version = ctypes.CFUNCTYPE(ctypes.c_void_p)
+    messages: list[str] = []
+    version = ctypes.create_string_buffer(b"1.17.3")
+
+    def keep_message(code: int, message: bytes) -> int:
+        messages.append(message.decode())
+        return 1
+
+    entries = (create_status * 1)(create_status(keep_message))
+
+    class ApiBase(ctypes.Structure):
+        _fields_ = [("get_api", get_api), ("get_version", get_version)]
+
+    base = ApiBase(
+        get_api(lambda number: ctypes.addressof(entries) if number < 18 else None),
+        get_version(lambda: ctypes.addressof(version)),
+    )
+    register = ctypes.CDLL(str(find_library())).RegisterCustomOps
+    register.restype = ctypes.c_void_p
+    assert register(None, ctypes.byref(base)) == 1
+    assert messages == ["draftline: needs ONNX Runtime 1.18 or later; got 1.17.3"]
 
 
 def test_it_is_found_from_any_folder(tmp_path: Path) -> None:
