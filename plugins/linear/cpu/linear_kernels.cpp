@@ -25,7 +25,7 @@ struct Sums {
   F16 a, b, c, d;
 };
 
-// Those of a tile. No array: GCC would keep a copy of it in memory.
+// Those of a tile. Neither an array nor copied whole: GCC would then keep them in memory.
 template <int kRows>
 struct TileSums {
   Sums first;
@@ -38,77 +38,83 @@ struct TileSums<0> {};
 struct Chunk {
   const float* x;
   const float* weights[kGroup];
-  int64_t stride, num_inputs;  // of a row, of the chunk
-  const float* next[kGroup];   // weights to ask for meanwhile, those from first_next to end_next - 1
-  int first_next, end_next;
-  Sums* sums;              // of the chunks before, and then of this one too; one a row
-  bool is_first, is_last;  // of the chunks of inputs
-  float* y;                // written with the last one
-  int64_t y_stride, num_outputs;
+  int64_t stride, num_inputs;    // from a row to the next, of the chunk
+  const float *next, *end_next;  // weights to ask for meanwhile, a stride apart
+  bool is_first;                 // of the chunks of inputs
+  Sums* sums;                    // one a row: of the chunks before, then of this one too
 };
 
 template <int kRows>
-inline void begin(TileSums<kRows>& sums, const Chunk& c, const Sums* from, const float* y) {
+[[gnu::always_inline]] inline void load_sums(TileSums<kRows>& sums, const Sums* from) {
   if constexpr (kRows > 0) {
-    if (c.is_last) prefetch(y);
-    const F16 zero = set(0.0f);
-    sums.first = c.is_first ? Sums{zero, zero, zero, zero} : *from;
-    begin<kRows - 1>(sums.rest, c, from + 1, y + c.y_stride);
-  }
-}
-
-template <int kRows, typename Load>
-inline void add_products(TileSums<kRows>& sums, const float* x, int64_t stride, const Sums& weights, Load load_inputs) {
-  if constexpr (kRows > 0) {
-    F16 inputs = load_inputs(x);
-    keep(inputs);
-    sums.first.a = fma(inputs, weights.a, sums.first.a);
-    sums.first.b = fma(inputs, weights.b, sums.first.b);
-    sums.first.c = fma(inputs, weights.c, sums.first.c);
-    sums.first.d = fma(inputs, weights.d, sums.first.d);
-    add_products<kRows - 1>(sums.rest, x + stride, stride, weights, load_inputs);
+    sums.first.a = from->a;
+    sums.first.b = from->b;
+    sums.first.c = from->c;
+    sums.first.d = from->d;
+    load_sums<kRows - 1>(sums.rest, from + 1);
   }
 }
 
 template <int kRows>
-inline void end(const TileSums<kRows>& sums, const Chunk& c, Sums* to, float* y) {
+[[gnu::always_inline]] inline void clear_sums(TileSums<kRows>& sums) {
   if constexpr (kRows > 0) {
-    const auto& [s0, s1, s2, s3] = sums.first;
-    if (!c.is_last) {
-      *to = sums.first;
-    } else if (c.num_outputs == kGroup) {
-      store_sums(y, s0, s1, s2, s3);
-    } else {
-      float four[kGroup];
-      store_sums(four, s0, s1, s2, s3);
-      for (int64_t j = 0; j < c.num_outputs; ++j) y[j] = four[j];
-    }
-    end<kRows - 1>(sums.rest, c, to + 1, y + c.y_stride);
+    sums.first.a = sums.first.b = sums.first.c = sums.first.d = set(0.0f);
+    clear_sums<kRows - 1>(sums.rest);
   }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void write_sums(const TileSums<kRows>& sums, Sums* to) {
+  if constexpr (kRows > 0) {
+    to->a = sums.first.a;
+    to->b = sums.first.b;
+    to->c = sums.first.c;
+    to->d = sums.first.d;
+    write_sums<kRows - 1>(sums.rest, to + 1);
+  }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void add_to_rows(TileSums<kRows>& sums, const float* x, int64_t stride, F16 w0, F16 w1,
+                                               F16 w2, F16 w3, int count) {
+  if constexpr (kRows > 0) {
+    F16 inputs = load_first(x, count);
+    keep(inputs);
+    sums.first.a = fma(inputs, w0, sums.first.a);
+    sums.first.b = fma(inputs, w1, sums.first.b);
+    sums.first.c = fma(inputs, w2, sums.first.c);
+    sums.first.d = fma(inputs, w3, sums.first.d);
+    add_to_rows<kRows - 1>(sums.rest, x + stride, stride, w0, w1, w2, w3, count);
+  }
+}
+
+// The products of inputs d .. d + count - 1.
+template <int kRows>
+[[gnu::always_inline]] inline void add_products(TileSums<kRows>& sums, const Chunk& c, int64_t d, int count) {
+  F16 w0 = load_first(c.weights[0] + d, count), w1 = load_first(c.weights[1] + d, count);
+  F16 w2 = load_first(c.weights[2] + d, count), w3 = load_first(c.weights[3] + d, count);
+  keep(w0);
+  keep(w1);
+  keep(w2);
+  keep(w3);
+  add_to_rows<kRows>(sums, c.x + d, c.stride, w0, w1, w2, w3, count);
 }
 
 template <int kRows>
 void multiply_tile(const Chunk& c) {
   TileSums<kRows> sums;
-  begin<kRows>(sums, c, c.sums, c.y);
-  const auto [w0, w1, w2, w3] = c.weights;
-  const auto add = [&](int64_t d, auto load_inputs) {
-    Sums w{load_inputs(w0 + d), load_inputs(w1 + d), load_inputs(w2 + d), load_inputs(w3 + d)};
-    keep(w.a);
-    keep(w.b);
-    keep(w.c);
-    keep(w.d);
-    add_products<kRows>(sums, c.x + d, c.stride, w, load_inputs);
-  };
+  if (c.is_first) {
+    clear_sums<kRows>(sums);
+  } else {
+    load_sums<kRows>(sums, c.sums);
+  }
   int64_t d = 0;
   for (; d + kLanes <= c.num_inputs; d += kLanes) {
-    for (int j = c.first_next; j < c.end_next; ++j) prefetch_far(c.next[j] + d);
-    add(d, [](const float* p) { return load(p); });
+    for (const float* p = c.next; p != c.end_next; p += c.stride) prefetch_far(p + d);
+    add_products<kRows>(sums, c, d, kLanes);
   }
-  if (d < c.num_inputs) {
-    add(d, [rest = static_cast<int>(c.num_inputs - d)](const float* p) { return load_first(p, rest); });
-  }
-  end<kRows>(sums, c, c.sums, c.y);
+  if (d < c.num_inputs) add_products<kRows>(sums, c, d, static_cast<int>(c.num_inputs - d));
+  write_sums<kRows>(sums, c.sums);
 }
 
 template <int kRows>
@@ -119,45 +125,84 @@ void multiply_tile(const Chunk& c, int num_rows) {
   multiply_tile<kRows>(c);
 }
 
-// Up to kPanelRows rows, and a group of outputs from `output` on.
-void multiply_group(const LinearProduct& p, int64_t first_row, int num_rows, int64_t output) {
+// Sums of a tile, and where each one's sum over its lanes goes.
+struct Results {
+  const Sums* sums;
+  float* y;
+  int num_rows, num_outputs;
+};
+
+inline void store_results(const Results& results, int64_t y_stride) {
+  float* y = results.y;
+  for (int r = 0; r < results.num_rows; ++r, y += y_stride) {
+    const Sums& s = results.sums[r];
+    if (results.num_outputs == kGroup) {
+      store_sums(y, s.a, s.b, s.c, s.d);
+    } else {
+      float four[kGroup];
+      store_sums(four, s.a, s.b, s.c, s.d);
+      for (int j = 0; j < results.num_outputs; ++j) y[j] = four[j];
+    }
+  }
+}
+
+// Up to kPanelRows rows, and a group of outputs from `output` on. Stores the results `last`, and returns those of its
+// own last tile: sums over lanes are formed a tile later, when they wait for nothing and hold no products up. `memory`:
+// of sums, two tiles in turn, or with several chunks a panel.
+Results multiply_group(const LinearProduct& p, int64_t first_row, int num_rows, int64_t output, Results last,
+                       Sums* memory) {
   const int num_tiles = (num_rows + kRowTile - 1) / kRowTile;
-  Sums memory[kPanelRows];
+  const bool is_whole = p.num_inputs <= kChunkInputs;
   Chunk c;
   c.stride = p.num_inputs;
-  c.y_stride = p.y_stride;
-  c.num_outputs = p.num_outputs - output < kGroup ? p.num_outputs - output : kGroup;
+  const int num_outputs = static_cast<int>(p.num_outputs - output < kGroup ? p.num_outputs - output : kGroup);
   for (int64_t first = 0; first < p.num_inputs; first += kChunkInputs) {
-    const int64_t last = first + kChunkInputs < p.num_inputs ? first + kChunkInputs : p.num_inputs;
-    c.num_inputs = last - first;
+    const int64_t end = first + kChunkInputs < p.num_inputs ? first + kChunkInputs : p.num_inputs;
+    c.num_inputs = end - first;
     c.is_first = first == 0;
-    c.is_last = last == p.num_inputs;
+    const bool is_last = end == p.num_inputs;
     for (int j = 0; j < kGroup; ++j) {
-      const int64_t row = output + (j < c.num_outputs ? j : c.num_outputs - 1);
+      const int64_t row = output + (j < num_outputs ? j : num_outputs - 1);
       c.weights[j] = p.weight + row * c.stride + first;
-      c.next[j] = c.is_last ? p.weight + (row + kGroup) * c.stride : c.weights[j] + kChunkInputs;
     }
+    // The tiles share in asking for the next weights, so that reading goes on while products are formed.
+    const float* next = is_last ? p.weight + (output + kGroup) * c.stride : c.weights[0] + kChunkInputs;
     int row = 0;
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int count = (num_rows - row) / (num_tiles - tile);  // tiles differ by a row at most
       c.x = p.x + (first_row + row) * c.stride + first;
-      c.y = p.y + (first_row + row) * p.y_stride + output;
-      c.sums = memory + row;
-      c.first_next = kGroup * tile / num_tiles;
-      c.end_next = kGroup * (tile + 1) / num_tiles;
+      float* y = p.y + (first_row + row) * p.y_stride + output;
+      if (is_last) {
+        for (int r = 0; r < count; ++r) prefetch(y + r * p.y_stride);
+      }
+      c.sums = is_whole ? (last.sums == memory ? memory + kRowTile : memory) : memory + row;
+      c.next = next + kGroup * tile / num_tiles * c.stride;
+      c.end_next = next + kGroup * (tile + 1) / num_tiles * c.stride;
       multiply_tile<kRowTile>(c, count);
+      if (is_last) {
+        store_results(last, p.y_stride);
+        last = {c.sums, y, count, num_outputs};
+      }
       row += count;
     }
   }
+  if (is_whole) return last;
+  store_results(last, p.y_stride);
+  return {};
 }
 
 }  // namespace
 
 void multiply_rows(const LinearProduct& p) {
+  Sums memory[kPanelRows];
+  Results last{};
   for (int64_t row = 0; row < p.num_rows; row += kPanelRows) {
     const int num_rows = static_cast<int>(p.num_rows - row < kPanelRows ? p.num_rows - row : kPanelRows);
-    for (int64_t output = 0; output < p.num_outputs; output += kGroup) multiply_group(p, row, num_rows, output);
+    for (int64_t output = 0; output < p.num_outputs; output += kGroup) {
+      last = multiply_group(p, row, num_rows, output, last, memory);
+    }
   }
+  store_results(last, p.y_stride);
 }
 
 }  // namespace draftline::DRAFTLINE_ISA
