@@ -122,7 +122,8 @@ def is_typical(
     Shapes: ``logits [R, V]`` (-inf = impossible) and ``temperature [R]`` > 0 give R distributions; ``rows`` and
     ``token_ids [C]`` the tokens -> ``[C] bool``.
 
-    Numerics: float32, sums over V included: thresholds are right to about 1e-5 of themselves.
+    Numerics: float32, sums over V included: thresholds are right to about 1e-5 of themselves. In a row that holds no
+    distribution (NaN, inf, or nothing above -inf) no token is typical.
 
     >>> logits = np.log(np.float32([[0.5, 0.46, 0.04]]))  # H = 0.83, so min(0.09, 0.3 * 0.43) = 0.09
     >>> is_typical(logits, np.float32([1]), np.array([0, 0]), np.int32([1, 2]), Acceptance("typical")).tolist()
@@ -134,7 +135,8 @@ def is_typical(
     ends = np.searchsorted(rows[order], np.arange(len(logits) + 1))
     # Row by row: what one row needs stays in the cache.
     for row in range(len(logits)):
-        scaled = logits[row] - logits[row].max()
+        with np.errstate(invalid="ignore"):  # inf - inf, which makes all of the row NaN
+            scaled = logits[row] - logits[row].max()
         np.maximum(scaled, _IMPOSSIBLE, out=scaled)
         scaled /= temperature[row]
         weights = np.exp(scaled)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from draftline.acceptance import Accepted, accept_exact, accept_typical, acceptable_nodes
 from draftline.draft_trees import DraftTrees
+from draftline.errors import RequestError
 from draftline.logit_edits import edited_logits
 from draftline.runtime.drafters.building import PLAIN, Speculation, build_drafters
 from draftline.runtime.drafters.drafter import VerifiedStep
@@ -111,7 +112,8 @@ class EngineCore:
     def step(self) -> list[Emission]:
         """Run one step and return what it emitted; an idle engine does nothing.
 
-        When a forward fails, every running request ends with its message; what was emitted before is kept.
+        When a forward fails, every running request ends with its message; what was emitted before is kept. Where the
+        logits of one hold no distribution, it ends alone, behind the tokens that were accepted before.
         """
         if self.is_idle:
             return []
@@ -142,17 +144,19 @@ class EngineCore:
         verified = time.perf_counter()
         accepted = self._accept(step, result)
         rows = scheduler.builder.committed_rows(step, accepted)
-        self.session.commit(rows.rows, rows.slots)
+        is_drawn = _is_drawn(rows, result)
+        verified_step = _verified_step(step, rows, result, is_drawn)
+        self.session.commit(verified_step.rows.rows, verified_step.rows.slots)
         self.num_steps += 1
         for sequence in step.sequences:
             sequence.speculation.add_target_forward()
         self._numbers.add_target_forward()
 
         emissions += self._emit(step, accepted, rows, result, num_drafted)
-        self._count_committed(step, accepted)
+        self._count_committed(step, accepted, is_drawn)
         filling = time.perf_counter()
         try:
-            self._fill(step, rows, result)
+            self._fill(verified_step)
             scheduler.publish(drafting.num_filled)
         finally:
             for sequence in [sequence for sequence in step.sequences if sequence.is_finished]:
@@ -190,7 +194,7 @@ class EngineCore:
         result: StepResult,
         num_drafted: NDArray[np.int64],
     ) -> list[Emission]:
-        """Extend every sequence by what was drawn for it."""
+        """Extend every sequence by what was drawn for it; end those for which nothing could be."""
         emissions = []
         paths = accepted.paths
         path_ids = step.trees.token_ids[np.arange(len(paths))[:, None], paths].tolist()
@@ -199,30 +203,43 @@ class EngineCore:
         for index, (sequence, count) in enumerate(zip(step.decoding, counts, strict=True)):
             sequence.speculation.add_step(drafted[index], verified[index], count)
             self._numbers.add_step(drafted[index], verified[index], count)
-            output = sequence.extend([*path_ids[index][1 : count + 1], bonus_ids[index]], count)
+            # Nothing is accepted after a row that drew nothing, so only the last id can be -1.
+            new_ids = [token_id for token_id in (*path_ids[index][1 : count + 1], bonus_ids[index]) if token_id >= 0]
+            if not new_ids:
+                emissions.append((sequence, sequence.end("error", _no_distribution(sequence))))
+                continue
+            output = sequence.extend(new_ids, count)
             if result.logits is not None:
                 first = int(step.batch.sequence_starts[index])
                 output = _with_logits(output, sequence, result, first + paths[index, : count + 1].astype(np.int64))
             self._numbers.add_emitted(len(output.token_ids))
             emissions.append((sequence, output))
+            if bonus_ids[index] < 0 and not sequence.is_finished:
+                emissions.append((sequence, sequence.end("error", _no_distribution(sequence))))
         for sequence, row in zip(step.prefilling, rows.sample_rows[len(paths) :].tolist(), strict=True):
-            if row >= 0:
-                output = sequence.extend((int(result.sampled_ids[row]),))
-                emissions.append((sequence, _with_logits(output, sequence, result, np.array([row]))))
+            if row < 0:
+                continue
+            if result.sampled_ids[row] < 0:
+                emissions.append((sequence, sequence.end("error", _no_distribution(sequence))))
+                continue
+            output = sequence.extend((int(result.sampled_ids[row]),))
+            emissions.append((sequence, _with_logits(output, sequence, result, np.array([row]))))
         self.num_generated_tokens += sum(len(output.token_ids) for _, output in emissions)
         return emissions
 
-    def _count_committed(self, step: Step, accepted: Accepted) -> None:
+    def _count_committed(self, step: Step, accepted: Accepted, is_drawn: NDArray[np.bool_]) -> None:
         counts = [*(accepted.num_accepted_tokens + 1).tolist(), *(s.num_scheduled for s in step.prefilling)]
-        for sequence, count in zip(step.sequences, counts, strict=True):
+        for sequence, count, drawn in zip(step.sequences, counts, is_drawn.tolist(), strict=True):
+            if not drawn:
+                continue
             # An answer that ended inside an accepted run has fewer tokens than were committed.
             sequence.num_committed = min(sequence.num_committed + count, sequence.num_tokens)
             sequence.num_scheduled = 0
 
-    def _fill(self, step: Step, rows: CommittedRows, result: StepResult) -> None:
+    def _fill(self, step: VerifiedStep) -> None:
         """Let the drafters take in what was committed."""
         drafting = self._drafting
-        drafting.observe(VerifiedStep(step.sequences, step.seats, rows, result))
+        drafting.observe(step)
         self._count_forwards(step.sequences, drafting.take_num_forwards())
 
     def _count_forwards(self, sequences: list[Sequence], num_draft_forwards: int) -> None:
@@ -268,6 +285,29 @@ class EngineCore:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.request.request_id]
         self.num_requests_finished += 1
+
+
+def _is_drawn(rows: CommittedRows, result: StepResult) -> NDArray[np.bool_]:
+    """Tell of each sequence whether its newest token, if one was to be drawn, could be: ``[B] bool``."""
+    is_drawn = np.ones(len(rows.sample_rows), dtype=np.bool_)
+    if result.sampled_ids.min(initial=0) < 0:
+        sampled = rows.sample_rows >= 0
+        is_drawn[sampled] = result.sampled_ids[rows.sample_rows[sampled]] >= 0
+    return is_drawn
+
+
+def _verified_step(step: Step, rows: CommittedRows, result: StepResult, is_drawn: NDArray[np.bool_]) -> VerifiedStep:
+    """Leave out who drew nothing: their keys and values are no numbers, and the blocks will be others'."""
+    if is_drawn.all():
+        return VerifiedStep(step.sequences, step.seats, rows, result)
+    sequences = [sequence for sequence, drawn in zip(step.sequences, is_drawn.tolist(), strict=True) if drawn]
+    return VerifiedStep(sequences, step.seats[is_drawn], rows.of(is_drawn), result)
+
+
+def _no_distribution(sequence: Sequence) -> str:
+    rule = "logits are finite or -inf, one of a row finite"
+    got = f"a row with NaN, inf or no finite one after {sequence.num_tokens} tokens"
+    return str(RequestError("forward", rule, got, "check the weights, and their activations for overflow"))
 
 
 def _with_logits(output: Output, sequence: Sequence, result: StepResult, sample_rows: NDArray[np.int64]) -> Output:

@@ -61,6 +61,15 @@ class CommittedRows:
     slots: NDArray[np.int64]
     sample_rows: NDArray[np.int64]
 
+    def of(self, is_kept: NDArray[np.bool_]) -> CommittedRows:
+        """Return those of some sequences, ``is_kept [B]``."""
+        counts = np.diff(self.starts)
+        of_rows = is_kept.repeat(counts)
+        starts = np.zeros(np.count_nonzero(is_kept) + 1, dtype=np.int64)
+        counts[is_kept].cumsum(out=starts[1:])
+        rows = (self.rows[of_rows], self.positions[of_rows], self.slots[of_rows])
+        return CommittedRows(starts, *rows, self.sample_rows[is_kept])
+
 
 class StepBuilder:
     """Hold what does not change from step to step, one row ("seat") per running sequence, and gather it per step."""

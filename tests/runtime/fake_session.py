@@ -64,6 +64,7 @@ class FakeSession:
         self.batches: list[StepBatch] = []
         self.keep_batches = False
         self.failures: list[Exception] = []
+        self.broken_token = -1  # rows that see it hold no distribution
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._pool = np.full((num_blocks * block_size, 2), -1, dtype=np.int32)  # (token, position) of each slot
@@ -86,7 +87,8 @@ class FakeSession:
             first, last = batch.sequence_starts[owner : owner + 2].tolist()
             context = np.concatenate([contexts[owner], batch.input_ids[first:last][masks[owner][row - first]]])
             temperature, number = float(batch.temperature[index]), float(batch.uniform[index])
-            sampled.append(next_token(context, temperature, number, self.vocab_size))
+            drawn = next_token(context, temperature, number, self.vocab_size)
+            sampled.append(-1 if self.broken_token in context else drawn)
         return StepResult(np.array(sampled, dtype=np.int32))
 
     def commit(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
@@ -96,6 +98,8 @@ class FakeSession:
         assert len(set(slots.tolist())) == slots.size, "two rows are written to one slot"
         assert np.all((rows >= 0) & (rows < self._last.input_ids.size))
         assert np.all((slots >= 0) & (slots < self._num_blocks * self._block_size))
+        kept = self._last.input_ids[rows[np.isin(rows, self._last.sample_rows)]]
+        assert self.broken_token not in kept, "rows that drew nothing are not committed"
         self._pool[slots, 0] = self._last.input_ids[rows]
         self._pool[slots, 1] = self._last.position_ids[rows]
         self.last, self._last = self._last, None

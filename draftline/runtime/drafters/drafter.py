@@ -34,7 +34,10 @@ class Roots:
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """What a step committed, also of answers that ended in it, which still have their seats."""
+    """What a step committed, also of answers that ended in it, which still have their seats.
+
+    Sequences that it ended for their logits are left out: nothing of them was committed.
+    """
 
     sequences: list[Sequence]
     seats: NDArray[np.int64]

@@ -264,12 +264,12 @@ def _sampled_first(
     num_candidates = result.token_ids.shape[1]
     is_sampled = result.token_ids == result.sampled_ids[:, None]
     place = np.where(is_sampled.any(axis=1), is_sampled.argmax(axis=1), num_candidates - 1)
-    place[temperature == 0] = 0
+    drawn = (temperature > 0) & (result.sampled_ids >= 0)
+    place[~drawn] = 0
     columns = np.arange(num_candidates)
     order = np.where(columns == 0, place[:, None], columns - (columns <= place[:, None]))
     token_ids = np.take_along_axis(result.token_ids, order, axis=1)
     log_probs = np.take_along_axis(result.log_probs, order, axis=1)
-    drawn = temperature > 0
     token_ids[drawn, 0] = result.sampled_ids[drawn]
     log_probs[drawn, 0] = result.log_probs[drawn, 0]
     return token_ids, log_probs
