@@ -70,13 +70,17 @@ class Operators(Protocol):
     def sample(
         self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
     ) -> str:
-        """Append the edits of ``logits [R, V]`` and the draw of a token a row; returns ``[R] int64``."""
+        """Append the edits of ``logits [R, V]`` and the draw of a token a row; returns ``[R] int64``.
+
+        -1 where the edited row is not finite or -inf throughout, or not finite anywhere.
+        """
         ...
 
     def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
         """Append the choice of the most probable tokens, the most probable first; of equal ones the lower id first.
 
-        Returns ``ids [R, num_candidates] int64`` and ``log_probs [R, num_candidates] float32``, over all V.
+        Returns ``ids [R, num_candidates] int64`` and ``log_probs [R, num_candidates] float32``, over all V. In a row
+        without a distribution ids are any, and log-probabilities -inf (native) or NaN (portable).
         """
         ...
 

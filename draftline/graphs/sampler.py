@@ -84,10 +84,29 @@ def _edit_logits(graph: OnnxGraph, logits: str, edits: EditInputs) -> str:
 def emit_sampler(
     graph: OnnxGraph, logits: str, temperature: str, top_k: str, top_p: str, uniform: str, vocab_size: int
 ) -> str:
-    """Append the sampler; returns ``sampled_ids [R] int64``.
+    """Append the sampler; returns ``sampled_ids [R] int64``, -1 where a row holds no distribution.
+
+    Such a row has a NaN or an infinite logit, or none above -inf; finite ones whose sum is infinite count as that too.
 
     Shapes: ``logits [R, V] float32``; ``temperature``, ``top_p``, ``uniform [R] float32``, ``top_k [R] int64``; R >= 1.
     """
+    drawn = _emit_draw(graph, logits, temperature, top_k, top_p, uniform, vocab_size)
+    # Comparisons with NaN are false. Nothing is drawn with -inf unless there is nothing else.
+    axis = graph.constant([1])
+    total = graph.op("ReduceSum", logits, axis, keepdims=0)
+    column = _column(graph, graph.op("Min", drawn, graph.constant(vocab_size - 1)))  # of -inf: of its padding
+    of_drawn = graph.op("Squeeze", graph.op("GatherElements", logits, column, axis=1), axis)
+    is_valid = graph.op(
+        "And",
+        graph.op("Less", total, graph.constant(float("inf"))),
+        graph.op("Greater", of_drawn, graph.constant(float("-inf"))),
+    )
+    return graph.op("Where", is_valid, drawn, graph.constant(-1))
+
+
+def _emit_draw(
+    graph: OnnxGraph, logits: str, temperature: str, top_k: str, top_p: str, uniform: str, vocab_size: int
+) -> str:
     greedy = graph.op("ArgMax", logits, axis=1, keepdims=0)
     is_sampled = graph.op("Greater", temperature, graph.constant(0.0))
     any_sampled = _any(graph, is_sampled)

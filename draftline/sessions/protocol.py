@@ -53,7 +53,8 @@ class StepBatch:
 class StepResult:
     """What the target drew after each of ``StepBatch.sample_rows``, in that order.
 
-    Shapes: ``sampled_ids [R] int32``; ``logits [R, V] float32``, unedited, None unless wanted; ``head_ids`` and
+    Shapes: ``sampled_ids [R] int32``, -1 where the row's logits hold no distribution (NaN, inf, or none above -inf);
+    ``logits [R, V] float32``, unedited, None unless wanted; ``head_ids`` and
     ``head_log_probs [R, heads, k]``, the candidates of Medusa heads by depth, most probable first, None without heads.
     """
 

@@ -1,6 +1,5 @@
 #include "sample.h"
 
-#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -15,24 +14,6 @@ RowScratch& scratch_of_thread() {
   thread_local RowScratch scratch;
   return scratch;
 }
-
-// Rows that hold no distribution; the first becomes the error.
-class BrokenRows {
- public:
-  void add(size_t row) {
-    size_t first = first_.load();
-    while (row < first && !first_.compare_exchange_weak(first, row)) {
-    }
-  }
-  void check() const {
-    if (first_ == SIZE_MAX) return;
-    throw Error("logits are finite or -inf, one of a row finite; got NaN, inf or no finite one in row " +
-                std::to_string(first_) + "; check the weights, and their activations for overflow");
-  }
-
- private:
-  std::atomic<size_t> first_{SIZE_MAX};
-};
 
 void check_shape(const Tensor& logits) {
   if (logits.num_dims != 2 || logits.dims[1] < 1) throw Error("logits are [R, V], V from 1 on");
@@ -101,11 +82,13 @@ void Sample::compute(Call& call) const {
   const float* uniforms = parameters[3].as<float>();
   const Edits edits(call, num_rows, vocab_size);
   int64_t* ids = call.output<int64_t>(0, std::array{logits.dims[0]});
-  BrokenRows broken;
   auto sample = [&](size_t r) {
     RowScratch& scratch = scratch_of_thread();
     LogitRow row(edits.apply(r, logits.as<float>() + r * vocab_size, vocab_size, scratch.edited), vocab_size, scratch);
-    if (!row.is_valid()) return broken.add(r);
+    if (!row.is_valid()) {
+      ids[r] = -1;
+      return;
+    }
     if (!(temperatures[r] > 0)) {
       ids[r] = static_cast<int64_t>(row.first_of_largest());
       return;
@@ -118,7 +101,6 @@ void Sample::compute(Call& call) const {
     ids[r] = static_cast<int64_t>(row.draw(uniforms[r]));
   };
   call.parallel_for(num_rows, 0, sample);
-  broken.check();
 }
 
 TopCandidates::TopCandidates(const Attributes& attributes) : num_candidates_(attributes.size("num_candidates")) {}
@@ -133,12 +115,15 @@ void TopCandidates::compute(Call& call) const {
   const auto k = static_cast<size_t>(num_candidates_);
   int64_t* ids = call.output<int64_t>(0, std::array{logits.dims[0], num_candidates_});
   float* log_probs = call.output<float>(1, std::array{logits.dims[0], num_candidates_});
-  BrokenRows broken;
   auto choose = [&](size_t r) {
     const float* x = logits.as<float>() + r * vocab_size;
     LogitRow row(x, vocab_size, scratch_of_thread());
-    if (!row.is_valid()) return broken.add(r);
     int64_t* chosen = ids + r * k;
+    if (!row.is_valid()) {
+      for (size_t i = 0; i < k; ++i) chosen[i] = static_cast<int64_t>(i);
+      std::fill_n(log_probs + r * k, k, -INFINITY);
+      return;
+    }
     row.first_from(row.kth_largest(k), k, chosen);
     std::sort(chosen, chosen + k, [x](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
     const double log_sum = natural_logarithm(row.weigh(1.0f, -INFINITY));
@@ -148,7 +133,6 @@ void TopCandidates::compute(Call& call) const {
     }
   };
   call.parallel_for(num_rows, 0, choose);
-  broken.check();
 }
 
 }  // namespace draftline

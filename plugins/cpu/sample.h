@@ -6,7 +6,7 @@
 namespace draftline {
 
 // Sample(logits [R, V], temperature, top_k, top_p, uniform [R], edit_rows, edit_token_ids, edit_bias, edit_divisor,
-// edit_offset [E]) -> ids [R].
+// edit_offset [E]) -> ids [R]; -1 where a row holds no distribution: with NaN, inf, or nothing above -inf.
 struct Sample {
   static constexpr const char* kName = "Sample";
   static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat, ort::kInt32, ort::kFloat, ort::kFloat,
@@ -19,7 +19,7 @@ struct Sample {
 };
 
 // TopCandidates(logits [R, V]) -> ids, log_probs [R, num_candidates]: the most probable first, of equal ones the lower
-// id first.
+// id first. A row that holds no distribution gives the first tokens, each of probability 0.
 struct TopCandidates {
   static constexpr const char* kName = "TopCandidates";
   static constexpr ort::ElementType kInputs[] = {ort::kFloat};

@@ -101,6 +101,23 @@ rules = st.builds(
 
 
 @both_forms
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([1, 7, 128, 267]), st.lists(rules, min_size=2, max_size=6), st.integers(0, 2**32 - 1), st.data())
+def test_a_row_without_a_distribution_draws_nothing(
+    operators: Operators, vocab_size: int, rules: list[Rule], seed: int, data: st.DataObject
+) -> None:
+    """And changes no draw of another row; -inf alone is no defect, unless there is nothing else."""
+    logits = np.random.default_rng(seed).standard_normal((len(rules), vocab_size)).astype(np.float32)
+    logits[:, data.draw(st.integers(0, vocab_size - 1))] = data.draw(st.sampled_from([0.0, -np.inf, 1e30]))
+    expected = np.array(sample(operators, logits, rules))
+    expected[np.isneginf(logits).all(axis=1)] = -1
+    place, row = data.draw(st.integers(0, vocab_size - 1)), data.draw(st.integers(0, len(rules) - 1))
+    logits[row, place if data.draw(st.booleans()) else slice(None)] = data.draw(st.sampled_from([np.nan, np.inf]))
+    expected[row] = -1
+    assert sample(operators, logits, rules) == expected.tolist()
+
+
+@both_forms
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from([1, 7, 127, 128, 129, 267, 1500, 4096]),
