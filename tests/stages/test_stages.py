@@ -87,22 +87,36 @@ def test_every_dtype_makes_an_engine_that_loads(root: Path, tmp_path: Path, dtyp
     open_session(engine, load_engine_config(engine)).close()
 
 
+def put_library(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> None:
+    """Let this machine have a library, or none, whatever was compiled here."""
+    loaded = (None, "none") if path is None else ("avx2", "")
+    monkeypatch.setattr(native_kernels, "find_library", lambda: path)
+    monkeypatch.setattr(native_kernels, "_load", lambda found: loaded)
+
+
 def test_auto_says_where_it_falls_back_and_a_later_library_asks_for_another_build(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, stream = tmp_path / "build", io.StringIO()
-    with monkeypatch.context() as without_compiler:
-        without_compiler.setattr(native_kernels, "find_library", lambda: None)
-        run_pipeline(pipeline(), build, root=root, until="build", progress=Progress(stream))
-        with pytest.raises(BuildError, match=r"engine\.kernels: native needs the compiled library; got none; install"):
-            run_pipeline(pipeline(kernels="native"), tmp_path / "other", root=root, until="build")
+    build, stream, library = tmp_path / "build", io.StringIO(), tmp_path / "cpu_kernels.so"
+    put_library(monkeypatch, None)
+    run_pipeline(pipeline(), build, root=root, until="build", progress=Progress(stream))
+    with pytest.raises(BuildError, match=r"engine\.kernels: native needs the compiled library; got none; install"):
+        run_pipeline(pipeline(kernels="native"), tmp_path / "other", root=root, until="build")
     assert load_engine_config(build / "engine").kernels == "onnxruntime"
     said = [line for line in stream.getvalue().splitlines() if "no native CPU kernels" in line]
     assert len(said) == 1
     assert said[0].startswith("build: no native CPU kernels (none): ONNX Runtime's serve, slower; install draftline")
+
+    library.write_bytes(b"compiled")
+    put_library(monkeypatch, library)
     reason = run_pipeline(pipeline(), build, root=root, until="build", dry_run=True)[-1].reason
-    assert reason is not None
-    assert reason.startswith("CPU kernels changed from no native library to native library ")
+    described = native_kernels.describe_kernels("auto")
+    assert reason == f"CPU kernels changed from no native library to {described}"
+    assert native_kernels.choose_kernels("auto") == "native"
+    library.write_bytes(b"compiled again")
+    assert native_kernels.describe_kernels("auto") != described
+
+    put_library(monkeypatch, None)
     run_pipeline(pipeline(kernels="onnxruntime"), build, root=root, until="build", progress=Progress(stream))
     assert stream.getvalue().count("no native CPU kernels") == 1, "who asks for them is not told"
 
