@@ -181,12 +181,14 @@ float LogitRow::smallest_of_nucleus(float top_p) {
 
 size_t LogitRow::draw(float uniform) {
   const double target = static_cast<double>(uniform) * sum_;
-  double before = 0;
-  size_t block = 0;
-  for (; block + 1 < num_blocks_; ++block) {
-    const double after = before + scratch_.masses[block];
-    if (after > target) break;
+  double before = 0, after = 0;
+  size_t block = 0;  // always one with weight, whatever `uniform` is
+  for (size_t i = 0; i < num_blocks_; ++i) {
+    if (scratch_.masses[i] == 0) continue;
+    block = i;
     before = after;
+    after += scratch_.masses[i];
+    if (after > target) break;
   }
   float weights[kLogitBlock];
   const size_t first = block * kLogitBlock, size = block_size(block);

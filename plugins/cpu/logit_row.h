@@ -40,7 +40,7 @@ class LogitRow {
   // Weighs the logits from `floor` on by e^((logit - largest) / temperature), all others by 0. Returns their sum.
   double weigh(float temperature, float floor);
 
-  // The smallest logit of those with less than top_p of the weighed sum strictly above them; top_p < 1.
+  // The smallest logit of those with less than top_p of the weighed sum strictly above them; 0 <= top_p < 1.
   float smallest_of_nucleus(float top_p);
 
   // The first id whose cumulated weight exceeds uniform times the sum; never one of weight 0.

@@ -97,7 +97,7 @@ void Sample::compute(Call& call) const {
     const auto top_k = static_cast<size_t>(std::max(top_ks[r], 0));
     if (0 < top_k && top_k < vocab_size) floor = row.kth_largest(top_k);
     row.weigh(temperatures[r], floor);
-    if (top_ps[r] < 1) row.weigh(temperatures[r], row.smallest_of_nucleus(top_ps[r]));
+    if (top_ps[r] < 1) row.weigh(temperatures[r], row.smallest_of_nucleus(std::max(top_ps[r], 0.0f)));
     ids[r] = static_cast<int64_t>(row.draw(uniforms[r]));
   };
   call.parallel_for(num_rows, 0, sample);

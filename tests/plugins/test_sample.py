@@ -138,6 +138,23 @@ def test_a_graph_without_edits_draws_as_one_with_none() -> None:
     assert found == draw(values, [Rule(1.0, 0, 0.9, float(u)) for u in uniforms])
 
 
+@pytest.mark.parametrize("uniform", [-np.inf, -1.0, 1.0, 2.0, np.inf, np.nan])
+@pytest.mark.parametrize("place", [70, 5])
+def test_no_random_number_draws_a_token_without_weight(uniform: float, place: int) -> None:
+    """Not even one outside 0 .. 1, and though the first or the last block holds none with weight."""
+    logits = np.zeros((1, 200), np.float32)
+    logits[0, place : place + 2] = 9.0
+    (token,) = draw(logits, [Rule(1.0, 2, 1.0, uniform)])
+    assert token in (place, place + 1)
+
+
+@pytest.mark.parametrize("top_p", [0.0, -1.0, -1e30, -np.inf])
+def test_a_nucleus_of_nothing_is_the_most_probable_token(top_p: float) -> None:
+    logits = np.zeros((1, 200), np.float32)
+    logits[0, 70] = 0.5
+    assert draw(logits, [Rule(1.0, 0, top_p, NEAR_ONE)]) == [70]
+
+
 def test_logits_stay_as_they_are() -> None:
     logits = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
     before = logits.copy()
