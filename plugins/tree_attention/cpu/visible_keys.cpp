@@ -45,12 +45,18 @@ void VisibleKeys::derive(const Inputs& inputs, int64_t max_tile_rows) {
     std::iota(identity_.begin(), identity_.end(), 0);
   }
   depths_.resize(static_cast<size_t>(inputs.num_rows));
-  for (int64_t t = 0; t < inputs.num_rows; ++t) {
-    int32_t count = 0;
-    const int32_t* words = inputs.packed_mask + t * inputs.num_mask_words;
-    for (int64_t w = 0; w < inputs.num_mask_words; ++w) count += __builtin_popcount(static_cast<uint32_t>(words[w]));
-    depths_[static_cast<size_t>(t)] = count - 1;
-    num_listed += static_cast<size_t>(count);
+  for (const Sequence& sequence : sequences_) {
+    const int64_t first = sequence.first_row, end = starts[&sequence - sequences_.data() + 1];
+    bool is_chain = true;  // up to here each row attends to all rows before it: nothing to list
+    for (int64_t t = first; t < end; ++t) {
+      int32_t count = 0;
+      const int32_t* words = inputs.packed_mask + t * inputs.num_mask_words;
+      for (int64_t w = 0; w < inputs.num_mask_words; ++w) count += __builtin_popcount(static_cast<uint32_t>(words[w]));
+      depths_[static_cast<size_t>(t)] = count - 1;
+      is_chain = is_chain && count == t - first + 1 && highest_bit(words, inputs.num_mask_words) == t - first;
+      rows_[static_cast<size_t>(t)].ancestors = is_chain ? identity_.data() : nullptr;
+      if (!is_chain) num_listed += static_cast<size_t>(count);
+    }
   }
   if (ancestors_.size() < num_listed) ancestors_.resize(num_listed);  // before rows point into it
   int32_t* free_place = ancestors_.data();
@@ -63,17 +69,12 @@ void VisibleKeys::derive(const Inputs& inputs, int64_t max_tile_rows) {
 
 int32_t* VisibleKeys::list_ancestors(const Inputs& inputs, const Sequence& sequence, int64_t num_rows, int32_t* place) {
   const int32_t* depths = depths_.data() + sequence.first_row;
-  bool is_chain = true;  // up to here each row attends to all rows before it: nothing to list
   for (int64_t r = 0; r < num_rows; ++r) {
     const int32_t* words = inputs.packed_mask + (sequence.first_row + r) * inputs.num_mask_words;
     Row& row = rows_[static_cast<size_t>(sequence.first_row + r)];
     row.end = sequence.context + depths[r] + 1;
     row.begin = inputs.window > 0 ? std::max<int64_t>(0, row.end - inputs.window) : 0;
-    is_chain = is_chain && depths[r] == r && highest_bit(words, inputs.num_mask_words) == r;
-    if (is_chain) {
-      row.ancestors = identity_.data();
-      continue;
-    }
+    if (row.ancestors != nullptr) continue;
     int32_t* list = place;
     row.ancestors = list;
     for (int64_t w = 0; w < inputs.num_mask_words; ++w) {
