@@ -1,5 +1,7 @@
 // What the library shows: RegisterCustomOps for ONNX Runtime, and two functions for whoever loads it.
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
 
@@ -20,21 +22,32 @@
 namespace draftline {
 namespace {
 
-const Kernels* const kBest = []() -> const Kernels* {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-    return &avx512_vnni::kKernels;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::kKernels;
-  return nullptr;
+// By the processor's own answers: what compilers offer, __builtin_cpu_supports(), says no to everything where the
+// runtime library is that of zig 0.17.
+const Kernels* find_best() {
+  unsigned a, b, c, d;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return nullptr;
+  constexpr unsigned kFma = 1u << 12, kSystemSaves = 1u << 27, kAvx = 1u << 28, kHalves = 1u << 29;
+  constexpr unsigned kAvxAndMore = kFma | kSystemSaves | kAvx | kHalves;
+  if ((c & kAvxAndMore) != kAvxAndMore) return nullptr;
+  unsigned saved, saved_high;  // registers that the system keeps for each thread
+  asm("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
+  constexpr unsigned kVectors = 0x06, kWideVectors = 0xe6;
+  constexpr unsigned kAvx2 = 1u << 5, kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  constexpr unsigned kVnni = 1u << 11;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (b & kAvx2) == 0) return nullptr;
+  if ((saved & kVectors) != kVectors) return nullptr;
+  const bool is_wide = (b & kAvx512) == kAvx512 && (c & kVnni) != 0 && (saved & kWideVectors) == kWideVectors;
+  return is_wide ? &avx512_vnni::kKernels : &avx2::kKernels;
+}
 #elif defined(__aarch64__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &neon_dotprod::kKernels;
-  return &neon::kKernels;
+const Kernels* find_best() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? &neon_dotprod::kKernels : &neon::kKernels; }
 #else
-  return nullptr;
+const Kernels* find_best() { return nullptr; }
 #endif
-}();
+
+const Kernels* const kBest = find_best();
 
 // Which runs wherever kBest does.
 #if defined(__x86_64__)

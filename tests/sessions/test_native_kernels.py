@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import onnxruntime as ort
+import pytest
 
 from draftline.sessions.native_kernels import find_library, instruction_set
 
@@ -18,6 +19,13 @@ INSTRUCTION_SETS = {"x86_64": {"avx512_vnni", "avx2"}, "aarch64": {"neon_dotprod
 def test_the_library_was_compiled_and_this_processor_runs_it() -> None:
     assert find_library() is not None, "scripts/kernels compiles it"
     assert instruction_set() in INSTRUCTION_SETS[platform.machine()]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
+def test_the_best_that_the_processor_has_is_taken() -> None:
+    (flags, *_) = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+    assert instruction_set() == ("avx512_vnni" if wide <= set(flags.split()) else "avx2")
 
 
 def test_onnxruntime_takes_it() -> None:
