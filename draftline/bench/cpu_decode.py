@@ -11,7 +11,7 @@ import numpy as np
 from draftline.bench.cpu_bandwidth import ReadBandwidth
 from draftline.bench.cpu_engines import Precision
 from draftline.bench.cpu_systems import Prompts, TokenSystem
-from draftline.bench.rounds import Measurement, Ratio, compute_ratio
+from draftline.bench.rounds import SETTLE_SECONDS, Measurement, Ratio, compute_ratio
 from draftline.bench.timeline import decode_tokens_per_second
 
 DRAFTLINE, OPENVINO, TRANSFORMERS = "draftline", "openvino-genai", "transformers float32"
@@ -19,7 +19,6 @@ FLOOR_GOALS: dict[Precision, float] = {"float32": 0.8, "int8": 0.6}  # speed ove
 OPENVINO_GOAL, OPENVINO_BATCH_SIZES = 1.1, (1, 8, 16)
 TRANSFORMERS_GOAL = 2.0
 BANDWIDTH = "read bandwidth"
-_SETTLE_SECONDS = 0.2  # worker threads of the system before spin for a moment
 
 Say = Callable[[str], None]
 
@@ -91,7 +90,7 @@ def measure_decoding(
     values: dict[tuple[str, str], list[float]] = {}
     for number in range(num_rounds):
         for case in cases:
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(SETTLE_SECONDS)
             bytes_per_second = bandwidth.measure()
             values.setdefault((BANDWIDTH, case.name), []).append(bytes_per_second / 1e9)
             for floor in floors:
@@ -101,7 +100,7 @@ def measure_decoding(
             for system in [*systems[turn:], *systems[:turn]]:
                 if case.num_context_tokens > system.max_context_tokens:
                     continue
-                time.sleep(_SETTLE_SECONDS)
+                time.sleep(SETTLE_SECONDS)
                 asked = [prompt[: case.context] for prompt in prompts[: case.batch_size]]
                 timelines, _ = system.answer(asked, case.num_tokens)
                 speed = decode_tokens_per_second(timelines)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from draftline.bench.rounds import Measurement
+from draftline.bench.rounds import SETTLE_SECONDS, Measurement
 from draftline.checkpoints.optional_package import import_optional
 from draftline.errors import ArtifactError
 from draftline.graphs.onnx_graph import DRAFTLINE
@@ -23,7 +23,7 @@ from draftline.sessions.native_kernels import library_of_engine
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession, step_feeds
 from draftline.sessions.protocol import Session, StepBatch
 
-_NUM_FORWARDS = 5  # in a row; the first is not counted, the median of the others is
+_NUM_FORWARDS, _NUM_UNCOUNTED = 12, 4  # in a row: the first ones wake threads and fill caches
 
 
 def make_step(config: EngineConfig, num_sequences: int, num_rows: int, context: int) -> StepBatch:
@@ -68,12 +68,14 @@ def measure_steps(
 
 
 def _forward_ms(session: Session, step: StepBatch) -> float:
+    """Return the median of some forwards in a row, as in decoding."""
+    time.sleep(SETTLE_SECONDS)
     milliseconds = []
     for _ in range(_NUM_FORWARDS):
         started = time.perf_counter()
         session.forward(step)
         milliseconds.append((time.perf_counter() - started) * 1000)
-    return statistics.median(milliseconds[1:])
+    return statistics.median(milliseconds[_NUM_UNCOUNTED:])
 
 
 def link_without_attention(engine: Path, destination: Path) -> Path:
