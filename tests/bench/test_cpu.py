@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftline.bench import cpu, cpu_decode
+from draftline.bench import cpu, cpu_decode, cpu_steps
 from draftline.bench.cpu import SECTIONS, Settings, main, run_cpu_bench
 from draftline.bench.cpu_bandwidth import ReadBandwidth
 from draftline.bench.cpu_decode import Case, Floor, compare_answers, compare_decoding, measure_decoding, write_prompts
@@ -58,7 +58,8 @@ class ScriptedSystem:
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_decode, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(cpu_decode, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(cpu_steps, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr("draftline.bench.cpu_bandwidth.NUM_BYTES", 2**22)
 
 
