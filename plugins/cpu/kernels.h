@@ -66,7 +66,8 @@ struct Kernels {
   const AttentionKernels* attention;
 };
 
-// The best kernels that this processor runs, or those that draftline_use_instruction_set() chose; null where it runs none.
+// The best kernels that this processor runs, or those that draftline_use_instruction_set() chose; null where it runs
+// none.
 const Kernels* kernels();
 
 // Each defined in the files compiled for that instruction set.
