@@ -3,6 +3,7 @@
 from draftline.config.loading import load_pipeline
 from draftline.config.runnable import check_runnable
 from draftline.config.schema import Acceptance, Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
+from draftline.config.training import Train
 
 __all__ = [
     "Acceptance",
@@ -12,6 +13,7 @@ __all__ = [
     "Pipeline",
     "Serve",
     "Target",
+    "Train",
     "Tree",
     "check_runnable",
     "load_pipeline",

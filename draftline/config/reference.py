@@ -44,12 +44,16 @@ def describe_values(field: str) -> str:
     """Say what ``field`` may hold, such as ``an integer from 1 to 65535``."""
     schema = field_schema(field)
     if "items" in schema:
+        if "enum" in schema["items"]:
+            return "a list of " + " | ".join(schema["items"]["enum"])
         return " | ".join(schema["enum"]) + " | a list of paths such as [[0], [1], [0, 0]]"
     if "enum" in schema:
         return " | ".join(str(value) for value in schema["enum"])
     if "pattern" in schema:
         return f"lower-case letters, digits and . _ - after a letter or digit, at most {schema['maxLength']}"
     if schema["type"] == "number":
+        if "minimum" in schema:
+            return f"a number from {schema['minimum']:g} to {schema['maximum']:g}"
         return f"a number above {schema['exclusiveMinimum']:g}, at most {schema['maximum']:g}"
     words = {"integer": "an integer", "boolean": "true or false", "string": "a non-empty text"}[schema["type"]]
     return f"{words} from {schema['minimum']} to {schema['maximum']}" if "minimum" in schema else words
@@ -98,6 +102,8 @@ def _example(field: str) -> str:
 
 def yaml_word(value: object) -> str:
     """Write a scalar the way YAML does; texts keep their quotes only where these matter to the reader."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(yaml_word, value))}]"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftline.config.choices import TreeSize, choices_size, orphans
+from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class BrokenRule:
     rule: str
     got: str
     cure: str
+
+
+def _only_of(field: str, of_method: str) -> Rule:
+    return Rule(
+        (f"train.{field}", "train.method"),
+        lambda value, method: (value is not None) == (method == of_method),
+        f"stands beside method {of_method} only",
+        f"remove it, or set train.method to {of_method}",
+    )
 
 
 RULES = (
@@ -127,6 +137,19 @@ RULES = (
         lambda max_nodes, max_num_tokens: max_nodes <= max_num_tokens,
         "one tree fits in a step of engine.max_num_tokens {1}",
         "lower tree.max_nodes or raise engine.max_num_tokens",
+    ),
+    *(_only_of(field, method) for method, fields in DEFAULTS_BY_METHOD.items() for field in fields),
+    Rule(
+        ("train.checkpoint",),
+        lambda checkpoint: not str(checkpoint).startswith("package:"),
+        "is a folder, which training writes",
+        "write a folder such as drafts/my-draft",
+    ),
+    Rule(
+        ("draft.method", "draft.checkpoint", "train.checkpoint", "train.method"),
+        lambda method, checkpoint, trained, by: checkpoint != trained or method in SERVED_AS.get(by, (method,)),
+        "serves what train.method {3} writes into its checkpoint",
+        "let the two methods agree, or give train another checkpoint",
     ),
 )
 

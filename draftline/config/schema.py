@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from draftline.config.block import Block
 from draftline.config.choices import LARGEST, ChoicesName, choices_size
 from draftline.config.rules import broken_rules
+from draftline.config.training import Train
 from draftline.errors import PipelineError, PipelineErrors
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -33,22 +35,6 @@ ChoicesPath = Annotated[
     tuple[Annotated[int, Field(ge=0, lt=LARGEST.top_k)], ...], Field(min_length=1, max_length=LARGEST.max_depth)
 ]
 ChoicesPaths = Annotated[tuple[ChoicesPath, ...], Field(min_length=1, max_length=LARGEST.max_nodes - 1)]
-
-
-class Block(BaseModel):
-    """A block of a pipeline file: strict types, unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    @classmethod
-    def dependent_defaults(cls, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the defaults that follow from the ``given`` values, instead of those of the fields."""
-        return {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve_dependent_defaults(cls, data: object) -> object:
-        return {**cls.dependent_defaults(data), **data} if isinstance(data, dict) else data
 
 
 class Target(Block):
@@ -196,13 +182,15 @@ def _as_drafts(value: object) -> object:
 
 
 class Pipeline(Block):
-    """One deployment. ``draft`` is empty for plain decoding; ``tree`` and ``acceptance`` are None then."""
+    """One deployment. ``draft`` is empty for plain decoding; ``tree`` and ``acceptance`` are None then.
+    ``train`` is None where nothing is trained."""
 
     name: Name
     target: Target
     draft: Annotated[tuple[Draft, ...], BeforeValidator(_as_drafts)] = ()
     tree: Tree | None = None
     acceptance: Acceptance | None = None
+    train: Train | None = None
     engine: Engine = Field(default_factory=Engine)
     kv_cache: KvCache = Field(default_factory=KvCache)
     check: Check = Field(default_factory=Check)
@@ -249,10 +237,11 @@ BLOCKS: dict[str, type[Block]] = {
     "draft": Draft,
     "tree": Tree,
     "acceptance": Acceptance,
+    "train": Train,
     "engine": Engine,
     "kv_cache": KvCache,
     "check": Check,
     "serve": Serve,
 }
 BESIDE_A_DRAFT: dict[str, type[Block]] = {"tree": Tree, "acceptance": Acceptance}
-OPTIONAL_BLOCKS = frozenset({"draft", *BESIDE_A_DRAFT})
+OPTIONAL_BLOCKS = frozenset({"draft", "train", *BESIDE_A_DRAFT})

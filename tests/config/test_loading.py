@@ -122,6 +122,7 @@ def test_broken_overrides(tmp_path: Path, overrides: list[str], expected: str) -
 
 RULES_OF_ONE_DRAFT = [rule for rule in RULES if "draft.earlier_methods" not in rule.fields]
 STATIC = ["draft.method=medusa", "draft.checkpoint=heads", "tree.kind=static"]
+TRAIN = ["train.checkpoint=new", "train.method=eagle1"]
 BROKEN_RULES = [
     ["kv_cache.max_blocks=2"],
     ["engine.max_num_tokens=2"],
@@ -138,6 +139,12 @@ BROKEN_RULES = [
     ["draft.method=ngram", "tree.kind=static", "tree.choices=eagle_26"],
     ["draft.method=ngram", "tree.max_nodes=3"],
     ["draft.method=ngram", "tree.max_nodes=1000"],
+    [*TRAIN, "train.ttt_steps=3"],
+    [*TRAIN, "train.ttt_decay=0.5"],
+    [*TRAIN, "train.draft_vocab_size=100"],
+    [*TRAIN, "train.num_heads=2"],
+    ["train.checkpoint=package:new", "train.method=eagle1"],
+    [*TRAIN, "draft.method=medusa", "draft.checkpoint=new"],
 ]
 
 
@@ -174,7 +181,8 @@ def test_what_show_prints_loads_as_the_same_pipeline(tmp_path: Path) -> None:
 
 
 KEYS = [f"{name}.{key}" for name, block in BLOCKS.items() for key in block.model_fields] + ["engine.x", "y.z", "name"]
-WORDS = ["", "int8", "a", "medusa", "ngram", "static", "typical", "eagle_26", 0.5, [], [[0]], [[99]], [[0], [1, 0]]]
+NAMES = ["", "int8", "medusa", "ngram", "static", "typical", "eagle_26", "eagle3"]
+WORDS = [*NAMES, 0.5, [], ["own"], [[0]], [[99]], [[0], [1, 0]]]
 VALUES = st.one_of(st.integers(-2, 70000), st.booleans(), st.none(), st.sampled_from(WORDS))
 
 
