@@ -8,11 +8,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from draftline.config.block import Block
 from draftline.config.choices import show_wrong_choices
 from draftline.config.document import Document, read_document
 from draftline.config.reference import describe_values, suggest_key, suggest_missing, suggest_value, yaml_word
 from draftline.config.rules import broken_rules
-from draftline.config.schema import BESIDE_A_DRAFT, BLOCKS, OPTIONAL_BLOCKS, Block, Draft, Name, Pipeline
+from draftline.config.schema import BESIDE_A_DRAFT, BLOCKS, OPTIONAL_BLOCKS, Draft, Name, Pipeline
 from draftline.errors import PipelineError, PipelineErrors
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from draftline.config.schema import BLOCKS, OPTIONAL_BLOCKS, Block, Pipeline
+from draftline.config.block import Block
+from draftline.config.schema import BLOCKS, OPTIONAL_BLOCKS, Pipeline
 
 INTRODUCTION = """\
 # Pipeline files
