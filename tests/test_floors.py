@@ -34,7 +34,7 @@ FLOORS = {
     "draftline.triton": 6,
     "draftline.stages": 7,
     "draftline.bench": 7,
-    "draftline.training": 7,
+    "draftline.training": 7.5,
     "draftline.cli": 8,
     "draftline.__main__": 9,
 }
