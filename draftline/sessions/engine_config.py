@@ -15,7 +15,7 @@ from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
-FORMAT_VERSION = 4  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 5  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
 PoolDtype = Literal["float32", "float16"]
@@ -57,6 +57,8 @@ class EngineConfig:
     ``kernels``: whose operators the graphs are made of. ``pool_dtype``: of keys and values in the pool.
 
     ``drafts`` in the order of the pipeline; ``tree`` is None exactly where there are none.
+
+    ``captured_layers``: of an engine without drafts, whose features a trainer reads; None = nobody does.
     """
 
     backend: str
@@ -74,6 +76,12 @@ class EngineConfig:
     drafts: tuple[DraftConfig, ...] = ()
     tree: TreeShape | None = None
     acceptance: Acceptance = EXACT
+    captured_layers: tuple[int, ...] | None = None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether a forward of the target puts out features."""
+        return self.captured_layers is not None or any(draft.feature_size for draft in self.drafts)
 
 
 def draft_model_file(index: int) -> str:
@@ -125,6 +133,8 @@ def load_engine_config(directory: Path) -> EngineConfig:
         found = f"{file.stat().st_size} bytes" if file.is_file() else "no such file"
         if found != f"{num_bytes} bytes":
             raise ArtifactError(file, f"has the {num_bytes} bytes that were built", found, _AGAIN)
+    if document["captured_layers"] is not None:
+        document["captured_layers"] = tuple(document["captured_layers"])
     model = document.pop("model")
     _check_keys(model, _field_names(CheckpointConfig), f"{path}: model")
     model["eos_token_ids"] = tuple(model["eos_token_ids"])

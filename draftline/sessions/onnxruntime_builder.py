@@ -11,11 +11,13 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.errors import BuildError
 from draftline.graphs.decoder import Pool
 from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.operators import PORTABLE, Operators
-from draftline.graphs.target import EMBEDDING, LM_HEAD, build_target_graph
+from draftline.graphs.target import EMBEDDING, LM_HEAD, DraftTaps, build_target_graph
 from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.sessions.draft_builder import DraftSource, describe_drafts, target_taps
 from draftline.sessions.engine_config import (
@@ -55,6 +57,7 @@ def build_engine(
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
+    captured_layers: Sequence[int] | None = None,
 ) -> None:
     """Write the engine of a converted checkpoint into the existing folder ``destination``.
 
@@ -63,14 +66,18 @@ def build_engine(
     I has the same files, named ``draft-I.onnx``, ``draft-I-rank0.safetensors`` and ``draft-I.safetensors``; the heads
     of Medusa are part of the target's graph.
 
-    Raises: BuildError for drafts that do not fit the target, the tree or each other, and for native kernels where this
-    machine has none.
+    ``captured_layers``, where there are no drafts: the features of a forward are the outputs of these layers (0-based),
+    then the final hidden rows, as trainers of drafts read them. None = there are no features.
+
+    Raises: BuildError for drafts that do not fit the target, the tree or each other, for layers that the target does
+    not have, and for native kernels where this machine has none.
     """
     config = load_checkpoint_config(checkpoint)
     chosen = choose_kernels(kernels)
     operators = OPERATORS[chosen]
     pool = Pool(block_size, POOL_TYPES[pool_dtype])
     described = describe_drafts(config, drafts, tree, weights_dtype, chosen, max_seq_len)
+    taps = target_taps(described) if captured_layers is None else _training_taps(config, captured_layers, drafts)
     target = read_engine_weights(
         checkpoint,
         config.dtype,
@@ -88,7 +95,7 @@ def build_engine(
     locations = target.write(destination, report)
     tensors = [draft.weights.write(destination, report) if draft.weights else {} for draft in described]
     heads = [own for draft, own in zip(described, tensors, strict=True) if draft.config.method == "medusa"]
-    graph = build_target_graph(config, locations | dict(ChainMap(*heads)), pool, target_taps(described), operators)
+    graph = build_target_graph(config, locations | dict(ChainMap(*heads)), pool, taps, operators)
     _write_graph(destination / MODEL_FILE, graph)
     for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
         draft_graph = draft.build_graph(own, locations, config, pool, operators)
@@ -115,8 +122,22 @@ def build_engine(
             drafts=tuple(draft.config for draft in described),
             tree=tree,
             acceptance=acceptance,
+            captured_layers=None if captured_layers is None else taps.captured_layers,
         ),
     )
+
+
+def _training_taps(
+    target: CheckpointConfig, captured_layers: Sequence[int], drafts: Sequence[DraftSource]
+) -> DraftTaps:
+    if drafts:
+        got, cure = ", ".join(draft.method for draft in drafts), "leave the drafts out"
+        raise BuildError("captured_layers", "stand in an engine without drafts", got, cure)
+    num_layers, layers = target.num_hidden_layers, tuple(captured_layers)
+    if list(layers) != sorted(set(layers) & set(range(num_layers))):
+        rule = f"rise, and are layers of the target, 0..{num_layers - 1}"
+        raise BuildError("captured_layers", rule, layers, "name each layer once, in order")
+    return DraftTaps(captured_layers=layers, final_hidden=True)
 
 
 def _write_graph(path: Path, graph: onnx.ModelProto) -> None:

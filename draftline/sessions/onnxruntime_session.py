@@ -40,16 +40,17 @@ class OnnxRuntimeSession:
         self._passes = choose_passes(config, cost, repeats_single_rows=config.weights_dtype == "int4")
         self.key_chunk = self._passes.key_chunk
         self._head_names = ("head_ids", "head_log_probs") if any(draft.num_heads for draft in config.drafts) else ()
-        self._row_names = (
-            ("kv_rows", "features") if any(draft.feature_size for draft in config.drafts) else ("kv_rows",)
-        )
+        self._row_names = ("kv_rows", "features") if config.has_features else ("kv_rows",)
         # Of every row of the last step; keys and values in the pool's dtype.
         self._kv_rows: NDArray[Any] | None = None
         self._features: NDArray[np.float32] | None = None
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """What EAGLE heads read of the last forward: ``[T, F]``, row t of the step; only of engines with such heads."""
+        """What EAGLE heads and trainers read of the last forward: ``[T, F]``, row t of the step.
+
+        Only of engines whose config ``has_features``.
+        """
         assert self._features is not None, "features are those of a forward"
         return self._features
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftline.errors import BuildError
 from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import load_engine_config
 from draftline.sessions.native_kernels import Kernels
@@ -71,6 +72,42 @@ def test_features_stand_in_the_order_of_the_step(
         columns = slice(draft.feature_start, draft.feature_start + draft.feature_size)
         np.testing.assert_allclose(session.features[:, columns], expected, rtol=0, atol=TOLERANCE)
     session.close()
+
+
+@pytest.mark.parametrize("layers", [(0, 1), ()])
+def test_an_engine_without_drafts_captures_for_a_trainer(
+    tmp_path: Path, target: Path, kernels: Kernels, layers: tuple[int, ...]
+) -> None:
+    engine = build_tiny_engine(tmp_path, target, kernels=kernels, captured_layers=layers)
+    config = load_engine_config(engine)
+    assert config.captured_layers == layers
+    session = open_session(engine, config)
+    assert isinstance(session, OnnxRuntimeSession)
+    chains, batch = make_chains()
+    session.forward(batch)
+    hidden = [TargetReference(target).hidden(chain) for chain in chains]
+    rows = [np.concatenate([text[layer + 1] for layer in layers] + [text[-1]], -1) for text in hidden]
+    np.testing.assert_allclose(session.features, np.concatenate(rows), rtol=0, atol=TOLERANCE)
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((1, 0), r"captured_layers: rise, and are layers of the target, 0..2; got \(1, 0\)"),
+        ((1, 1), "got \\(1, 1\\)"),
+        ((3,), "got \\(3,\\)"),
+        ((-1,), "got \\(-1,\\)"),
+    ],
+)
+def test_layers_to_capture_are_the_targets(tmp_path: Path, target: Path, layers: tuple[int, ...], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        build_tiny_engine(tmp_path, target, captured_layers=layers)
+
+
+def test_only_an_engine_without_drafts_captures_for_a_trainer(tmp_path: Path, target: Path) -> None:
+    with pytest.raises(BuildError, match="captured_layers: stand in an engine without drafts; got ngram"):
+        build_tiny_engine(tmp_path, target, drafts=[("ngram", None)], tree=TREE, captured_layers=(0,))
 
 
 @pytest.mark.parametrize(

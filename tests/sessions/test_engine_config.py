@@ -33,7 +33,11 @@ SPECULATION: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("speculation", [{}, SPECULATION], ids=["plain", "drafts"])
+@pytest.mark.parametrize(
+    "speculation",
+    [{}, SPECULATION, {"captured_layers": ()}, {"captured_layers": (0, 1)}],
+    ids=["plain", "drafts", "final hidden rows", "captured layers"],
+)
 @pytest.mark.parametrize("options", [("native", "float16"), ("onnxruntime", "float32")])
 def test_what_is_written_is_read(tmp_path: Path, options: tuple[Any, Any], speculation: dict[str, Any]) -> None:
     kernels, pool_dtype = options

@@ -39,6 +39,7 @@ def build_tiny_engine(
     drafts: Sequence[tuple[DraftMethod, Path | None]] = (),
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
+    captured_layers: Sequence[int] | None = None,
 ) -> Path:
     """Convert ``checkpoint`` and the published checkpoints of ``drafts``, and build their engine below ``directory``.
 
@@ -69,6 +70,7 @@ def build_tiny_engine(
         drafts=sources,
         tree=tree,
         acceptance=acceptance,
+        captured_layers=captured_layers,
     )
     return engine
 
