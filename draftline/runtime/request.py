@@ -64,7 +64,7 @@ class Output:
 
     The first ``num_accepted_tokens`` of ``token_ids`` were drafted. ``pieces`` is ``text`` token by token (the last one
     with what was held back). ``log_probs`` and ``logits [len(token_ids), V] float32`` are the target's own, before any
-    edit, where the request asked for them.
+    edit, where the request asked for them. ``end_id`` is the one that was drawn, with finish reason ``end_id``.
     """
 
     request_id: str
@@ -77,6 +77,7 @@ class Output:
     pieces: tuple[str, ...] | None = None
     log_probs: tuple[float, ...] | None = None
     logits: NDArray[np.float32] | None = None
+    end_id: int | None = None
 
 
 @dataclass(frozen=True)

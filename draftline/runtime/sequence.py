@@ -92,15 +92,17 @@ class Sequence:
         num_left = request.max_tokens - self.num_output_tokens
         token_ids = tuple(sampled_ids[:num_left])
         finish_reason: FinishReason | None = "max_tokens" if len(token_ids) == num_left else None
+        end_id = None
         if not request.end_ids.isdisjoint(token_ids):
-            token_ids = tuple(takewhile(lambda token_id: token_id not in request.end_ids, token_ids))
+            kept_ids = tuple(takewhile(lambda token_id: token_id not in request.end_ids, token_ids))
+            token_ids, end_id = kept_ids, token_ids[len(kept_ids)]
             finish_reason = "end_id"
         pieces: list[str] = []
         if stream is not None:
             for token_id in token_ids:
                 pieces.append(stream.push((token_id,)))
                 if stream.stopped:
-                    finish_reason = "stop_words"
+                    finish_reason, end_id = "stop_words", None
                     break
             token_ids = token_ids[: len(pieces)]
         num_new, first = len(token_ids), self.num_tokens
@@ -127,6 +129,7 @@ class Sequence:
             metrics=None if finish_reason is None else self._finish(),
             num_accepted_tokens=min(num_accepted_tokens or 0, num_new),
             pieces=None if stream is None else tuple(pieces),
+            end_id=end_id,
         )
 
     def end(self, finish_reason: FinishReason, error: str | None = None) -> Output:

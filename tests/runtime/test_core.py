@@ -113,14 +113,17 @@ def test_the_seed_decides_a_sampled_answer() -> None:
     assert bench.tokens("a") == bench.tokens("b") != bench.tokens("c")
 
 
-def test_the_end_id_is_not_emitted() -> None:
+def test_the_end_id_is_not_emitted_but_told() -> None:
     plain = answer(make_request("a", [5, 6], 10), VOCAB_SIZE)
     bench = Bench()
-    bench.add(make_request("a", [5, 6], 10, end_ids=frozenset({plain[4]})))
+    bench.add(make_request("a", [5, 6], 10, end_ids=frozenset({plain[4], VOCAB_SIZE + 1})))
+    bench.add(make_request("b", [5, 6], 10))
     bench.run()
     assert bench.tokens("a") == plain[: plain.index(plain[4])]
     assert bench.finish_reason("a") == "end_id"
     assert bench.outputs["a"][-1].token_ids == ()
+    assert [output.end_id for output in bench.outputs["a"]] == [None] * plain.index(plain[4]) + [plain[4]]
+    assert {output.end_id for output in bench.outputs["b"]} == {None}
 
 
 def spell(token_ids: object) -> str:
