@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from draftline.config.block import Block
 
 TrainedMethod = Literal["eagle3", "eagle1", "medusa"]
-PromptSource = Literal["own", "topics", "python-docs", "text", "lm-eval"]
+PromptSource = Literal["own", "topics", "problems", "code", "python-docs", "text", "lm-eval"]
 
 DEFAULTS_BY_METHOD: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "ttt_decay": 0.8, "draft_vocab_size": 12288},
@@ -43,8 +43,9 @@ class Train(Block):
         examples=["builds/my-training-data"],
     )
     prompts: Annotated[tuple[PromptSource, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = Field(
-        ("own", "topics", "python-docs"),
-        description="Where prompts come from. `own`: the target writes the user's turn itself.",
+        ("own", "topics", "problems", "code", "python-docs", "text"),
+        description="Where prompts come from. `own`: the target writes the user's turn itself. `lm-eval` needs that "
+        "package, without its dependencies: `pip install --no-deps lm-eval`.",
     )
     answer_tokens: int = Field(
         2_000_000, ge=1, le=10**12, description="Tokens of answers to gather; the prompts repeat with other seeds."

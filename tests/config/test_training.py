@@ -47,7 +47,10 @@ def test_what_show_prints_loads_as_the_same_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("train.prompts=[own, own-words]", "is a list of own | topics | python-docs | text | lm-eval; got a list"),
+        (
+            "train.prompts=[own, own-words]",
+            "is a list of own | topics | problems | code | python-docs | text | lm-eval; got a",
+        ),
         ("train.prompts=[]", "is a list of own |"),
         ("train.temperature=-1", "is a number from 0 to 10; got -1; write temperature: 0.8"),
         ("train.validation_share=0", "is a number above 0, at most 0.5; got 0"),
