@@ -125,7 +125,14 @@ def load_engine(directory: Path) -> LoadedEngine:
 
     Raises: ArtifactError if another version built it or it is damaged.
     """
-    config = load_engine_config(directory)
+    return open_engine(directory, load_engine_config(directory))
+
+
+def open_engine(directory: Path, config: EngineConfig) -> LoadedEngine:
+    """Start the runtime of an engine directory with ``config``: its own, or one that uses less of what was built.
+
+    Less is n-gram lookup instead of its drafts, or a tree that is no deeper and no wider than the one it was built for.
+    """
     tokenizer = load_tokenizer(directory)
     with ExitStack() as opened:
         session = open_session(directory, config)

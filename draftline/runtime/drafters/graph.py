@@ -225,7 +225,9 @@ class GraphDrafter:
         self._session.commit(np.flatnonzero(is_committed), slots)
         self._num_filled[seats] += num_committed
         token_ids, log_probs = _sampled_first(result, sampling["temperature"])
-        self._candidate_ids[drawn_seats], self._candidate_log_probs[drawn_seats] = token_ids, log_probs
+        width = self._candidate_ids.shape[1]  # a graph that was built for wider trees gives more
+        self._candidate_ids[drawn_seats] = token_ids[:, :width]
+        self._candidate_log_probs[drawn_seats] = log_probs[:, :width]
         self._root_row_ids[drawn_seats] = candidate_rows
         self._has_candidates[drawn_seats] = True
 
