@@ -71,6 +71,16 @@ def test_every_step_drafts_a_chain_whatever_the_engines_trees(engines: dict[str,
     assert len(re.findall(r"^  (eagle3|medusa|n-gram lookup) ", table, re.MULTILINE)) == 6
 
 
+def test_a_draft_that_is_the_target_is_always_right(engines: dict[str, Path], tmp_path: Path) -> None:
+    target = engines["eagle3"].parent.parent / "target"
+    itself = build_tiny_engine(tmp_path, target, drafts=[("draft_model", target)], tree=AUTO, max_num_tokens=64)
+    found = measure_acceptance({"itself": itself}, TINY, lambda line: None).acceptances[0]
+    assert found.acceptance_rate == 1.0
+    # 24 tokens: the prompt's own step gives one, five steps four each, the last step the three that are left.
+    assert found.num_steps == 6 * 5
+    assert found.acceptance_rate_at == (1.0, 1.0, pytest.approx(5 / 6))
+
+
 def test_numbers_are_those_of_the_answers_themselves(engines: dict[str, Path]) -> None:
     report = measure_acceptance({"ngram": engines["ngram"]}, TINY, lambda line: None)
     assert {entry.draft for entry in report.acceptances} == {NGRAM}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -62,7 +61,7 @@ def _read(name: str, path: Path) -> Module:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             description = ast.get_docstring(node)
             if description:
-                found.setdefault(node.name, Function(name, node.name, _signature(node), inspect.cleandoc(description)))
+                found.setdefault(node.name, Function(name, node.name, _signature(node), description))
     return Module(name, ast.get_docstring(tree) or "", tuple(found[key] for key in sorted(found)))
 
 
