@@ -13,8 +13,9 @@ int64_t output_ns(int64_t num_rows, int64_t num_inputs) {
   return std::max<int64_t>(1, num_inputs * std::max<int64_t>(20, num_rows) / 60);
 }
 
-constexpr int64_t kPieceNs = 4000;     // a smaller piece of work is not worth handing out
-constexpr int64_t kPieceOutputs = 16;  // of many rows: what a core reads again for each panel of them
+constexpr int64_t kPieceNs = 4000;         // a smaller piece of work is not worth handing out
+constexpr int64_t kOneRowPieceNs = 16000;  // of one row: memory is read faster in longer runs
+constexpr int64_t kPieceOutputs = 16;      // of many rows: what a core reads again for each panel of them
 
 }  // namespace
 
@@ -28,7 +29,8 @@ void Linear::compute(Call& call) const {
   float* y = call.output<float>(0, std::array{num_rows, num_outputs});
   if (num_rows == 0 || num_outputs == 0) return;
 
-  const int64_t least = std::max(kPieceOutputs, kPieceNs / output_ns(num_rows, num_inputs));
+  const int64_t piece_ns = num_rows == 1 ? kOneRowPieceNs : kPieceNs;
+  const int64_t least = std::max(kPieceOutputs, piece_ns / output_ns(num_rows, num_inputs));
   const int64_t piece = ceil_div(least, kOutputGroup) * kOutputGroup;
   auto multiply_piece = [&, kernel = kernels()->multiply_rows](size_t index) {
     const int64_t first = static_cast<int64_t>(index) * piece;

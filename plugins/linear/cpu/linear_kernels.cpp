@@ -132,18 +132,16 @@ struct Results {
   int num_rows, num_outputs;
 };
 
+inline void store_results(const Sums& s, float* y, int num_outputs) {
+  if (num_outputs == kGroup) return store_sums(y, s.a, s.b, s.c, s.d);
+  float four[kGroup];
+  store_sums(four, s.a, s.b, s.c, s.d);
+  for (int j = 0; j < num_outputs; ++j) y[j] = four[j];
+}
+
 inline void store_results(const Results& results, int64_t y_stride) {
   float* y = results.y;
-  for (int r = 0; r < results.num_rows; ++r, y += y_stride) {
-    const Sums& s = results.sums[r];
-    if (results.num_outputs == kGroup) {
-      store_sums(y, s.a, s.b, s.c, s.d);
-    } else {
-      float four[kGroup];
-      store_sums(four, s.a, s.b, s.c, s.d);
-      for (int j = 0; j < results.num_outputs; ++j) y[j] = four[j];
-    }
-  }
+  for (int r = 0; r < results.num_rows; ++r, y += y_stride) store_results(results.sums[r], y, results.num_outputs);
 }
 
 // Up to kPanelRows rows, and a group of outputs from `output` on. Stores the results `last`, and returns those of its
@@ -191,9 +189,29 @@ Results multiply_group(const LinearProduct& p, int64_t first_row, int num_rows, 
   return {};
 }
 
+// One row reads its weights once and does little else: in the order in which they lie they come the fastest.
+void multiply_one_row(const LinearProduct& p) {
+  for (int64_t output = 0; output < p.num_outputs; output += kGroup) {
+    const int num_outputs = static_cast<int>(p.num_outputs - output < kGroup ? p.num_outputs - output : kGroup);
+    F16 sums[kGroup];
+    for (int j = 0; j < kGroup; ++j) {
+      const float* weights = p.weight + (output + (j < num_outputs ? j : num_outputs - 1)) * p.num_inputs;
+      F16 sum = set(0.0f);
+      int64_t d = 0;
+      for (; d + kLanes <= p.num_inputs; d += kLanes) sum = fma(load(p.x + d), load(weights + d), sum);
+      if (const int count = static_cast<int>(p.num_inputs - d); count > 0) {
+        sum = fma(load_first(p.x + d, count), load_first(weights + d, count), sum);
+      }
+      sums[j] = sum;
+    }
+    store_results(Sums{sums[0], sums[1], sums[2], sums[3]}, p.y + output, num_outputs);
+  }
+}
+
 }  // namespace
 
 void multiply_rows(const LinearProduct& p) {
+  if (p.num_rows == 1) return multiply_one_row(p);
   Sums memory[kPanelRows];
   Results last{};
   for (int64_t row = 0; row < p.num_rows; row += kPanelRows) {

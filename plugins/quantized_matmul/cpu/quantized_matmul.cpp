@@ -76,7 +76,8 @@ void QuantizedMatMul::compute(Call& call) const {
   const int64_t tile_bytes = num_blocks * bits_ * kTile * 4, tile_scales = num_blocks * kTile;
   const int64_t piece = std::max<int64_t>(1, kPieceNs / (num_blocks * block_ns(num_rows)));
   const int64_t panel = std::max<int64_t>(1, kPanelBytes / (kGroupRows * row_bytes));  // in groups
-  // One group alone asks for what comes a little later; of several, each asks for its part of the next tile.
+  // One group alone waits for memory: it asks for what comes a little later, of which the second cache has more under
+  // way at a time. Of several, each asks for its part of the next tile.
   const int64_t prefetch_step = 64 * ceil_div(bits_, std::min(num_groups, panel));
   const auto first_line = [=](int64_t group) {
     return std::min(group % panel * prefetch_step, 64 * bits_) * num_blocks;
@@ -100,6 +101,7 @@ void QuantizedMatMul::compute(Call& call) const {
           product.y_stride = num_outputs_;
           product.prefetch = product.codes + (num_groups == 1 ? kPrefetchBytes : tile_bytes + first_line(group));
           product.prefetch_step = prefetch_step;
+          product.prefetches_far = num_groups == 1;
           multiply(product);
         }
       }

@@ -44,7 +44,11 @@ void multiply_rows(const TileProduct& p, int64_t first_row) {
   const uint8_t* codes = p.codes;
   const uint8_t* prefetched = p.prefetch;
   for (int64_t block = 0; block < p.num_blocks; ++block) {
-    for (int64_t i = 0; i < p.prefetch_step; i += 64) prefetch(prefetched + i);
+    if (p.prefetches_far) {
+      for (int64_t i = 0; i < p.prefetch_step; i += 64) prefetch_far(prefetched + i);
+    } else {
+      for (int64_t i = 0; i < p.prefetch_step; i += 64) prefetch(prefetched + i);
+    }
     Dots<kBits> dots[kRows];
     for (int r = 0; r < kRows; ++r) {
       const int32_t offset = read<int32_t>(rows + r * kRowBlockBytes + kBlockInputs + sizeof(float));

@@ -23,6 +23,7 @@ struct TileProduct {
   int64_t y_stride;
   const uint8_t* prefetch;  // memory to ask for, so many bytes with each block
   int64_t prefetch_step;
+  bool prefetches_far;  // into the second cache, not the first
 };
 
 }  // namespace draftline
