@@ -13,9 +13,10 @@ from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import PipelineError
 from draftline.manifest import lock_directory
 from draftline.training.answering_engine import open_answering_engine
-from draftline.training.asking import Asked, Prompt, Run
+from draftline.training.asking import Asked, Run
 from draftline.training.description import Description, hash_target, hash_tokenizer
 from draftline.training.examples_writer import ExamplesWriter
+from draftline.training.prompts import Prompt
 
 ENGINE_DIRECTORY = "engine"
 MAX_BATCH_SIZE, MAX_NUM_TOKENS, MAX_SEQ_LEN = 32, 128, 2048
@@ -98,11 +99,12 @@ def answer_prompts(
         raise PipelineError("train.max_answer_tokens", rule, description.max_tokens, "lower it")
     with lock_directory(directory), ExamplesWriter(directory, description) as writer:
         before = writer.num_answer_tokens
-        asked = Asked(prompts, 1 if description.temperature == 0 else max_repeats, writer.names)
+        num_repeats = 1 if description.temperature == 0 else max_repeats
+        asked = Asked(prompts, num_repeats, writer.names)
         num_skipped: Counter[str] = Counter()
         if before < num_answer_tokens and asked.peek() is not None:
             if minutes is None:  # else nobody knows how many there will be
-                num_most = len(prompts) * max_repeats * description.max_tokens
+                num_most = len(prompts) * num_repeats * description.max_tokens
                 num_bytes = min(num_answer_tokens - before, num_most) * writer.token_bytes
                 check_free_space(directory / ENGINE_DIRECTORY, num_bytes)
             with open_answering_engine(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +21,12 @@ from draftline.runtime.request import FinishReason, Output, Request, SamplingPar
 from draftline.training.answering_engine import AnsweringEngine
 from draftline.training.description import Description
 from draftline.training.examples_writer import ExamplesWriter
+from draftline.training.prompts import Prompt, installed_held_out
 from draftline.training.turns import Turns, derive_seed
 
 _NUM_WAITING = 4  # requests beyond those that run: a place is taken again in the step after it was left
 _COMMIT_SECONDS = 10.0
 _NUM_TRIED_TURNS = 64  # user's turns of which one must be a request
-
-
-class Prompt(Protocol):
-    """What is asked: ``name`` is unique and stays; ``text`` is empty where the target writes the user's turn first."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
 
 
 class Asked:
@@ -105,6 +96,7 @@ class Run:
         self._engine, self._description, self._writer = engine, description, writer
         self._num_answer_tokens, self._deadline = num_answer_tokens, deadline
         self._turns = Turns(load_tokenizer(checkpoint))
+        self._held_out = installed_held_out()
         self._end_ids = frozenset(engine.config.model.eos_token_ids)
         self._max_in_flight = engine.config.max_batch_size + _NUM_WAITING
         self._num_in_flight = 0
@@ -193,6 +185,8 @@ class Run:
         """Ask what the target wrote as the user, in tokens of its text as a client's would be."""
         drawn_ids = ended.drawn_ids[:-1] if finish_reason == "end_id" else ended.drawn_ids
         text, rule = self._turns.read(drawn_ids, finish_reason)
+        if rule is None and self._held_out.find_leak(Prompt(ended.name, text)) is not None:
+            rule = "the user's turn holds a held-out prompt"
         self._num_user_turns += 1
         if rule is None:
             self._num_requests += 1

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftline.checkpoints.convert import convert_checkpoint
 from draftline.training.answers import describe_answers
 from draftline.training.description import Description
+from draftline.training.prompts import Prompt
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
 NUM_LAYERS = 3
 
 
-@dataclass(frozen=True)
-class NamedPrompt:
-    name: str
-    text: str
-
-
-def make_prompts(count: int) -> list[NamedPrompt]:
-    return [NamedPrompt(f"letters/{number}", chr(97 + number % 26) * (1 + number)) for number in range(count)]
+def make_prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"letters/{number}", chr(97 + number % 26) * (1 + number)) for number in range(count)]
 
 
 def write_converted_target(directory: Path, **options: Any) -> Path:
