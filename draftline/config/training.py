@@ -14,7 +14,7 @@ PromptSource = Literal["own", "topics", "problems", "code", "python-docs", "text
 
 DEFAULTS_BY_METHOD: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "ttt_decay": 0.8, "draft_vocab_size": 12288},
-    "medusa": {"num_heads": 4},
+    "medusa": {"num_heads": 4, "own_lm_heads": False},
 }
 SERVED_AS: dict[str, tuple[str, ...]] = {"eagle3": ("eagle3",), "eagle1": ("eagle1", "eagle2"), "medusa": ("medusa",)}
 """The methods of ``draft`` that serve what a method of ``train`` makes."""
@@ -90,6 +90,12 @@ class Train(Block):
     )
     num_heads: int | None = Field(
         None, ge=1, le=64, description="Of `medusa`, 4 unless given: tokens drafted in a step.", examples=[4]
+    )
+    own_lm_heads: bool | None = Field(
+        None,
+        description="Of `medusa`, false unless given: whether each head has a projection to the vocabulary of its own, "
+        "as published, or ends in the target's.",
+        examples=[False],
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

@@ -143,6 +143,7 @@ BROKEN_RULES = [
     [*TRAIN, "train.ttt_decay=0.5"],
     [*TRAIN, "train.draft_vocab_size=100"],
     [*TRAIN, "train.num_heads=2"],
+    [*TRAIN, "train.own_lm_heads=true"],
     ["train.checkpoint=package:new", "train.method=eagle1"],
     [*TRAIN, "draft.method=medusa", "draft.checkpoint=new"],
 ]
