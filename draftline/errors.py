@@ -5,6 +5,7 @@ DraftlineError (a ValueError)
 ├── CheckpointError      a checkpoint cannot be read or converted
 ├── BuildError           an engine cannot be built
 ├── ArtifactError        a build directory is damaged, foreign, or of another version
+├── TrainingError        a draft cannot be trained from these data, or its training diverged
 ├── RequestError         a request that this engine cannot serve
 ├── ServerError          the Triton server did not start, stop or answer as it should
 └── MissingPackageError  an optional package is needed; the message carries the pip line
@@ -58,6 +59,10 @@ class BuildError(DraftlineError):
 
 
 class ArtifactError(DraftlineError):
+    pass
+
+
+class TrainingError(DraftlineError):
     pass
 
 
