@@ -14,6 +14,7 @@ from draftline.errors import DraftlineError
 
 OVERRIDES = "values to replace, such as engine.weights_dtype=int8"
 STAGE_NAMES = "convert, check, build, package, smoke"
+TRAINING_STEPS = "convert, answers, train, export"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,6 +106,26 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _train(arguments: argparse.Namespace) -> int:
+    from draftline.config import load_pipeline
+    from draftline.stages.progress import Progress
+    from draftline.training.steps import check_packages
+
+    pipeline = load_pipeline(arguments.file, arguments.overrides)
+    check_packages()
+    from draftline.training.train import train_draft
+
+    report = train_draft(
+        pipeline,
+        arguments.output or Path("builds", pipeline.name),
+        root=arguments.file.parent,
+        until=arguments.until,
+        progress=Progress(),
+    )
+    print(report.table or "", end="\n" if report.table else "")
+    return 0
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from draftline.triton.server import serve
 
@@ -172,6 +193,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--dry-run", action="store_true", help="say what would run and why, and write nothing")
     command.add_argument("--output", type=Path, metavar="DIR", help="the build directory (default: builds/<name>)")
     command.set_defaults(command=_run)
+
+    command = commands.add_parser("train", help="train the draft that a pipeline's train block describes")
+    _add_pipeline(command)
+    command.add_argument("--until", metavar="STEP", help=f"the last step to take: {TRAINING_STEPS}")
+    command.add_argument("--output", type=Path, metavar="DIR", help="the build directory (default: builds/<name>)")
+    command.set_defaults(command=_train)
 
     command = commands.add_parser("serve", help="start the Triton server on a build directory")
     command.add_argument("build", type=Path, metavar="BUILD", help="a build directory, such as builds/smollm2-135m")

@@ -19,6 +19,10 @@ class Progress:
     def __init__(self, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
         self._stream, self._quiet = stream, quiet
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._quiet
+
     def say(self, line: str) -> None:
         """Print one line, above the bar where there is one."""
         if self._quiet:
