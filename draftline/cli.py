@@ -14,7 +14,7 @@ from draftline.errors import DraftlineError
 
 OVERRIDES = "values to replace, such as engine.weights_dtype=int8"
 STAGE_NAMES = "convert, check, build, package, smoke"
-TRAINING_STEPS = "convert, answers, train, export"
+TRAINING_STEPS = "convert, answers, train, export, measure"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +122,9 @@ def _train(arguments: argparse.Namespace) -> int:
         until=arguments.until,
         progress=Progress(),
     )
-    print(report.table or "", end="\n" if report.table else "")
+    where = None if report.draft is None else f"the draft is in {report.draft}"
+    for text in filter(None, (report.course, report.acceptance, where)):
+        print(text)
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from draftline.config.loading import load_pipeline
 from draftline.config.runnable import check_runnable
-from draftline.config.schema import Acceptance, Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
+from draftline.config.schema import Acceptance, Check, Draft, Engine, KvCache, Pipeline, Serve, Target, Tree
 from draftline.config.training import Train
 
 __all__ = [
     "Acceptance",
+    "Check",
     "Draft",
     "Engine",
     "KvCache",

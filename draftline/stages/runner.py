@@ -14,7 +14,7 @@ from typing import TypeVar
 import draftline
 from draftline.config import Draft, Pipeline, Target, check_runnable
 from draftline.config.writing import pipeline_text
-from draftline.errors import DraftlineError
+from draftline.errors import CheckpointError, DraftlineError
 from draftline.manifest import (
     PIPELINE,
     REPRODUCE,
@@ -84,6 +84,7 @@ def run_pipeline(
 
     progress = progress or Progress(quiet=True)
     source = resolve_checkpoint(pipeline.target.checkpoint, root)
+    _check_is_trained(pipeline, root)
     draft_sources = tuple(
         resolve_checkpoint(draft.checkpoint, root) if draft.checkpoint else None for draft in pipeline.draft
     )
@@ -94,6 +95,16 @@ def run_pipeline(
     with lock_directory(output):
         remove_leftovers(output, [stage.directory for stage in stages])
         return [_bring_up_to_date(run, stage, selected, progress, argv or sys.argv) for stage in selected]
+
+
+def _check_is_trained(pipeline: Pipeline, root: Path) -> None:
+    """Raise CheckpointError where a draft is absent that the pipeline says how to train."""
+    for draft in pipeline.draft:
+        if pipeline.train and draft.checkpoint == pipeline.train.checkpoint and not (root / draft.checkpoint).exists():
+            cure = "run `draftline train` with this pipeline file first"
+            raise CheckpointError(
+                draft.checkpoint, "the draft is trained", f"nothing at {root / draft.checkpoint}", cure
+            )
 
 
 def _select(stages: Sequence[Stage], until: str | None) -> Sequence[Stage]:

@@ -15,7 +15,7 @@ from draftline.errors import CheckpointError, DraftlineError, PipelineError
 from draftline.manifest import FileHasher
 from draftline.training.examples import INDEX_FILE, IS_ANSWER_FILE, TOKENS_FILE
 
-STEPS = ("convert", "answers", "train", "export")
+STEPS = ("convert", "answers", "train", "export", "measure")
 PROVENANCE_FILE = "provenance.json"
 NOT_FOR_THE_HEAD = frozenset({"checkpoint", "data", "answer_tokens", "validation_tokens", "checkpoint_minutes"})
 """Settings that change nothing of a trained head; what they did to the data is in the data's hash."""
@@ -28,6 +28,11 @@ class Folders:
     train: Path
     data: Path
     draft: Path
+
+    @property
+    def acceptance(self) -> Path:
+        """What was measured last."""
+        return self.train / "acceptance"
 
     @property
     def target_build(self) -> Path:

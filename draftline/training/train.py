@@ -36,11 +36,13 @@ from draftline.training.examples import Examples, open_examples, read_index
 from draftline.training.export import export_draft
 from draftline.training.heads import DraftHead
 from draftline.training.making import make_head
+from draftline.training.measuring import check_held_out_packages, measure_draft
 from draftline.training.processes import Processes, is_main_process, num_launched_processes
 from draftline.training.prompts import load_prompts
 from draftline.training.provenance import describe_provenance
 from draftline.training.report import LOG_FILE, load_log, write_plots, write_table
 from draftline.training.steps import (
+    STEPS,
     Folders,
     check_draft_folder,
     check_packages,
@@ -60,10 +62,12 @@ STATE_NUMBERS = 6  # of each weight: itself and the optimiser's two, in the old 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """``draft``: the folder of the trained draft, None where the steps asked for end before. ``table``: its course."""
+    """``draft``: the folder of the trained draft. ``course`` and ``acceptance``: tables of the training, and of what
+    the target accepts. None where the steps asked for end before."""
 
-    draft: Path | None
-    table: str | None
+    draft: Path | None = None
+    course: str | None = None
+    acceptance: str | None = None
 
 
 def train_draft(
@@ -85,6 +89,8 @@ def train_draft(
     """
     settings, num_steps = check_train_block(pipeline), check_step(until)
     check_packages()
+    if num_steps == len(STEPS):
+        check_held_out_packages()
     folders = find_folders(settings, output, root)
     check_draft_folder(folders.draft)
     run = _Run(
@@ -108,22 +114,30 @@ class _Run:
     def take_steps(self, num_steps: int) -> TrainReport:
         self._convert()
         if num_steps == 1:
-            return TrainReport(None, None)
+            return TrainReport()
         description = self._describe()
         self._answer(description)
         if num_steps == 2:
-            return TrainReport(None, None)
+            return TrainReport()
         inputs = training_inputs(self.settings, description.target_sha256, hash_data(self.folders.data))
-        is_exported = num_steps == 3 or self._is_exported(inputs)
         state = load_state(self.folders.train)
-        if is_exported and state and state.made_from == inputs and state.position.is_finished:
+        is_trained = state is not None and state.made_from == inputs and state.position.is_finished
+        if is_trained and (num_steps == 3 or self._is_exported(inputs)):
             self._say("train: current")
-            return self._report(num_steps)
-        self._train(inputs, is_exported=num_steps > 3)
-        return self._report(num_steps)
+        else:
+            self._train(inputs, is_exported=num_steps > 3)
+        if not is_main_process():
+            return TrainReport()
+        course = write_table(self.folders.train)
+        if num_steps == 3:
+            return TrainReport(None, course)
+        return TrainReport(self.folders.draft, course, self._measure() if num_steps > 4 else None)
 
-    def _report(self, num_steps: int) -> TrainReport:
-        return TrainReport(self.folders.draft if num_steps > 3 else None, write_table(self.folders.train))
+    def _measure(self) -> str:
+        folders = self.folders
+        return measure_draft(
+            self.pipeline, self.settings, folders.draft, folders.acceptance, self.progress, self.argv, self.root
+        )
 
     def _say(self, line: str) -> None:
         if is_main_process():

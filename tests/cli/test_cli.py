@@ -15,6 +15,7 @@ import pytest
 import draftline
 from draftline.cli import main
 from draftline.config.reference import write_reference
+from draftline.training.train import TrainReport
 from draftline.triton.answer_options import AnswerOptions
 
 REPOSITORY = Path(__file__).parents[2]
@@ -121,6 +122,34 @@ def test_errors_of_the_system_are_one_line(
     captured = capsys.readouterr().err
     assert captured.startswith(message)
     assert captured.count("\n") == 1
+
+
+def test_train_passes_its_options_and_prints_what_came_of_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def record(pipeline: Any, output: Path, **options: Any) -> TrainReport:
+        calls.append({"pipeline": pipeline, "output": output, **options})
+        return TrainReport(Path("drafts/mine"), "course", "acceptance")
+
+    monkeypatch.setattr("draftline.training.train.train_draft", record)
+    words = ["train.method=medusa", "--until", "export", "train.checkpoint=drafts/mine"]
+    assert main(["train", str(file), *words]) == 0
+    assert (calls[0]["output"], calls[0]["root"], calls[0]["until"]) == (Path("builds/tiny"), file.parent, "export")
+    assert calls[0]["pipeline"].train.num_heads == 4
+    assert capsys.readouterr().out == "course\nacceptance\nthe draft is in drafts/mine\n"
+
+
+def test_train_without_torch_says_what_to_install(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["train", str(file)]) == 2
+    expected = (
+        "draftline: draftline train: the package torch is installed; got no such package; pip install 'draftline["
+    )
+    assert capsys.readouterr().err.startswith(expected)
 
 
 def test_generate_and_serve_pass_their_options(monkeypatch: pytest.MonkeyPatch) -> None:

