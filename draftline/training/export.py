@@ -53,8 +53,8 @@ def _to_numpy(name: str, tensor: Tensor) -> NDArray[Any]:
     if not values.is_floating_point():
         array: NDArray[Any] = values.numpy()
         return array
-    if not bool(torch.isfinite(values).all()):
+    rounded = values.to(torch.bfloat16)  # to nearest even
+    if not bool(torch.isfinite(rounded).all()):
         cure = "train again with a lower learning rate"
-        raise CheckpointError("trained head", f"tensor {name} is finite", "NaN or infinity", cure)
-    # Rounds to nearest even; the largest float32 values round to infinity, far beyond what a head has.
-    return values.to(torch.bfloat16).view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        raise CheckpointError("trained head", f"tensor {name} is finite in bfloat16", "NaN or infinity", cure)
+    return rounded.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))

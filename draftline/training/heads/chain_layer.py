@@ -41,9 +41,6 @@ class ChainLayer(nn.Module):
     the target's features, and the other chains do not exist. Positions grow by one with each step.
     """
 
-    cosines: Tensor
-    sines: Tensor
-
     def __init__(self, config: HeadConfig, attention_size: int) -> None:
         super().__init__()
         self.config = config
@@ -53,21 +50,20 @@ class ChainLayer(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.post_attention_layernorm = nn.Parameter(torch.ones(config.hidden_size))
-        self.register_buffer("cosines", torch.empty(0, size // 2), persistent=False)
-        self.register_buffer("sines", torch.empty(0, size // 2), persistent=False)
+        # No buffers: processes that train together have texts of different lengths.
+        self._rotary_tables = torch.empty(0, size // 2), torch.empty(0, size // 2)
 
-    def grow_rotary_tables(self, num_positions: int) -> None:
-        if num_positions <= len(self.cosines):
-            return
-        config = self.config
-        tables = build_rotary_tables(
-            config.head_size,
-            config.rotary_base,
-            config.rotary_scaling,
-            config.max_position_embeddings,
-            2 * num_positions,
-        )
-        self.cosines, self.sines = (torch.from_numpy(table).to(self.cosines.device) for table in tables)
+    def grow_rotary_tables(self, num_positions: int, device: torch.device) -> None:
+        config, present = self.config, self._rotary_tables[0]
+        if num_positions > len(present) or present.device != device:
+            cosines, sines = build_rotary_tables(
+                config.head_size,
+                config.rotary_base,
+                config.rotary_scaling,
+                config.max_position_embeddings,
+                2 * num_positions,
+            )
+            self._rotary_tables = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
 
     def begin(self, attention_input: Tensor, positions: Tensor, starts: list[int], rows: Tensor) -> Chains:
         """Compute keys and values of all rows ``[N, attention_size]``; chains start at ``rows``."""
@@ -109,11 +105,11 @@ class ChainLayer(nn.Module):
         return found
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), -1, self.config.head_size)
+        return x.reshape(len(x), x.shape[1] // self.config.head_size, self.config.head_size)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``[R, heads, D]`` in float32, in the half-split convention."""
-        cosines, sines = self.cosines[positions, None], self.sines[positions, None]
+        cosines, sines = (table[positions, None] for table in self._rotary_tables)
         left, right = x.float().chunk(2, -1)
         rotated = torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1)
         return rotated.to(x.dtype)
@@ -121,7 +117,7 @@ class ChainLayer(nn.Module):
     def _attend(self, q: Tensor, chains: Chains) -> Tensor:
         """Return ``[R, heads * D]``; softmax in float32."""
         kv_heads, size = self.config.num_key_value_heads, self.config.head_size
-        q = q.reshape(len(q), kv_heads, -1, size) * size**-0.5  # [R, K, G, D]
+        q = q.reshape(len(q), kv_heads, q.shape[1] // kv_heads, size) * size**-0.5  # [R, K, G, D]
         own = None
         if chains.own_keys:
             own = torch.stack([(q * keys[:, :, None]).sum(-1) for keys in chains.own_keys], -1)  # [R, K, G, j]

@@ -41,7 +41,7 @@ class EagleHead(DraftHead):
         The tokens are the text's own (teacher forcing); from depth 2 on, the feature is the row's output before.
         """
         longest = max((end - start for start, end in zip(rows.starts, rows.starts[1:], strict=False)), default=0)
-        self.layer.grow_rotary_tables(longest + num_depths)
+        self.layer.grow_rotary_tables(longest + num_depths, rows.token_ids.device)
         starts = draft_rows(rows, num_depths)
         # A text's last row has no next token; it is before no chain, so its keys are read by none.
         next_ids = torch.cat([rows.token_ids[1:], rows.token_ids[:1]])
@@ -82,19 +82,11 @@ class EagleHead(DraftHead):
             is_exact=not self.training,
         )
         # Row t + d of depth d is row t + 1 of depth 1 for another t: the targets of all depths are among those.
-        target_rows = torch.cat([torch.searchsorted(first, chosen + step) for step, (chosen, _) in enumerate(chains)])
-        order = torch.argsort(target_rows, stable=True)
-        weights = torch.cat(
-            [
-                torch.full((len(chosen),), w, device=first.device)
-                for w, (chosen, _) in zip(depth_weights, chains, strict=True)
-            ]
-        )
-        hidden = torch.cat([hidden for _, hidden in chains])
-        result = soft_cross_entropy(hidden[order], lm_head, targets, target_rows[order], weights[order], dtype)
-        place = torch.argsort(order)
-        is_correct, is_counted = result.is_correct[place], result.is_counted[place]
-        return count_chains(result.loss, is_counted[: len(first)], is_correct, [chosen for chosen, _ in chains])
+        starts = [chosen for chosen, _ in chains]
+        target_rows = [torch.searchsorted(first, chosen + step) for step, chosen in enumerate(starts)]
+        hidden = [hidden for _, hidden in chains]
+        result = soft_cross_entropy(hidden, lm_head, targets, target_rows, depth_weights, dtype)
+        return count_chains(result.loss, result.is_counted[0], result.is_correct, starts)
 
     def shared_config(self) -> dict[str, Any]:
         """The keys that both layouts take from Llama's ``config.json``."""
@@ -123,13 +115,14 @@ class EagleHead(DraftHead):
         return config
 
 
-def count_chains(loss: Tensor, is_counted: Tensor, is_correct: Tensor, rows_by_depth: Sequence[Tensor]) -> HeadLoss:
-    """Count by depth; ``is_correct`` holds the rows of depth 1, then those of depth 2, and so on."""
+def count_chains(
+    loss: Tensor, is_counted: Tensor, is_correct: Sequence[Tensor], rows_by_depth: Sequence[Tensor]
+) -> HeadLoss:
+    """Count by depth; ``is_counted`` is of the rows of depth 1, ``is_correct`` of those of every depth."""
     num_correct, num_accepted, num_counted = [], [], []
     before = rows_by_depth[0]
     accepted = torch.ones_like(before, dtype=torch.bool)
-    parts = torch.split(is_correct, [len(rows) for rows in rows_by_depth])
-    for rows, correct in zip(rows_by_depth, parts, strict=True):
+    for rows, correct in zip(rows_by_depth, is_correct, strict=True):
         accepted = accepted[torch.searchsorted(before, rows)] & correct
         before = rows
         num_counted.append(torch.tensor(len(rows), device=correct.device))

@@ -76,29 +76,17 @@ class MedusaHeads(DraftHead):
         )
         hidden = [self._block(head, features[chosen]) for head, chosen in enumerate(by_depth)]
         target_rows = [torch.searchsorted(first, chosen + head) for head, chosen in enumerate(by_depth)]
-        weights = [torch.full_like(row, self.decay**head, dtype=torch.float32) for head, row in enumerate(target_rows)]
-        if len(self.lm_heads):
-            results = [
-                soft_cross_entropy(*parts[:1], lm_head, targets, *parts[1:], dtype)
-                for lm_head, parts in zip(self.lm_heads, zip(hidden, target_rows, weights, strict=True), strict=False)
-            ]
-            loss = torch.stack([result.loss for result in results]).sum()
-            is_counted, is_correct = results[0].is_counted, torch.cat([result.is_correct for result in results])
-        else:  # one projection: every distribution of the target is computed once for all heads
-            rows_of_all = torch.cat(target_rows)
-            order = torch.argsort(rows_of_all, stable=True)
-            result = soft_cross_entropy(
-                torch.cat(hidden)[order],
-                self.target_lm_head,
-                targets,
-                rows_of_all[order],
-                torch.cat(weights)[order],
-                dtype,
-            )
-            place = torch.argsort(order)
-            loss, is_correct = result.loss, result.is_correct[place]
-            is_counted = result.is_counted[place][: len(first)]
-        return count_chains(loss, is_counted, is_correct, by_depth)
+        weights = [self.decay**head for head in range(len(by_depth))]
+        if not len(self.lm_heads):
+            result = soft_cross_entropy(hidden, self.target_lm_head, targets, target_rows, weights, dtype)
+            return count_chains(result.loss, result.is_counted[0], result.is_correct, by_depth)
+        results = [
+            soft_cross_entropy([x], self.lm_heads[head], targets, [target_rows[head]], [weights[head]], dtype)
+            for head, x in enumerate(hidden)
+        ]
+        loss = torch.stack([result.loss for result in results]).sum()
+        is_correct = [result.is_correct[0] for result in results]
+        return count_chains(loss, results[0].is_counted[0], is_correct, by_depth)
 
     def logits(self, head: int, final: Tensor) -> Tensor:
         """Return what a head says behind final hidden rows ``[R, h]``: ``[R, V]``."""

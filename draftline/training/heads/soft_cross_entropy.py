@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from draftline.training.heads.target_choices import TargetChoices
 
-# Rows whose logits exist at once: in float32, a few megabytes, which stay in a processor's cache.
-CHUNK_ROWS = {"cpu": 256, "cuda": 2048}
-# Rows between two additions to the projection's gradient, which is as large as the projection.
+# Logits that exist at once: in float32, some megabytes, which stay in a processor's cache.
+CHUNK_LOGITS = {"cpu": 256 * 12288, "cuda": 2048 * 32768}
+# Rows between two additions to the gradient of the projection, which is as large as the projection.
 GRADIENT_ROWS = 2048
 
 
@@ -20,63 +20,81 @@ class SoftCrossEntropy(NamedTuple):
     """``loss []`` with a gradient; by row, ``is_counted``: it has a loss; ``is_correct``: its best is the target's."""
 
     loss: Tensor
-    is_counted: Tensor  # [M] bool
-    is_correct: Tensor  # [M] bool
+    is_counted: list[Tensor]  # by depth, [R] bool
+    is_correct: list[Tensor]
 
 
 def soft_cross_entropy(
-    hidden: Tensor, lm_head: Tensor, targets: TargetChoices, target_rows: Tensor, weights: Tensor, dtype: torch.dtype
+    hidden: Sequence[Tensor],
+    lm_head: Tensor,
+    targets: TargetChoices,
+    target_rows: Sequence[Tensor],
+    weights: Sequence[float],
+    dtype: torch.dtype,
 ) -> SoftCrossEntropy:
-    """Sum ``weight * -sum(softmax(target) * log_softmax(hidden lm_head^T))`` over rows.
+    """Sum ``weight * -sum(softmax(target) * log_softmax(hidden lm_head^T))`` over the rows of several depths.
 
     The gradient is computed with the loss, some rows at a time: probabilities minus the target's. So neither logits nor
-    their logarithms of all rows exist, and every distribution of the target is computed once however many rows it has.
+    their logarithms of all rows exist, and every distribution of the target is computed once for all depths.
 
-    Shapes: ``hidden [M, h]``, ``lm_head [C, h]``, ``target_rows [M]`` ascending, ``weights [M] float32``. Products are
-    in ``dtype``; softmax, loss and sums of gradients in float32. Rows whose target's choice is outside the draft's
-    vocabulary have no loss and are never correct.
+    Shapes, by depth: ``hidden [R, h]``, ``target_rows [R]`` each once, most of the targets; ``lm_head [C, h]``.
+    Products are in ``dtype``; softmax, loss and sums of gradients in float32. Rows whose target's choice is outside the
+    draft's vocabulary have no loss and are never correct.
     """
-    assert bool((target_rows[1:] >= target_rows[:-1]).all())
-    is_training = torch.is_grad_enabled() and (hidden.requires_grad or lm_head.requires_grad)
+    assert len(hidden) == len(target_rows) == len(weights)
+    # A row for every target at every depth, so that probabilities of the target are nowhere gathered.
+    is_there = torch.zeros(len(hidden), len(targets), dtype=torch.bool, device=lm_head.device)
+    rows_of_all = []
+    for depth, (x, rows) in enumerate(zip(hidden, target_rows, strict=True)):
+        is_there[depth, rows] = True
+        rows_of_all.append(x.new_zeros(len(targets), x.shape[1], dtype=torch.float32).index_copy(0, rows, x.float()))
+    x = torch.stack(rows_of_all)
+    is_training = torch.is_grad_enabled() and (x.requires_grad or lm_head.requires_grad)
     loss, is_counted, is_correct = _Fused.apply(  # type: ignore[no-untyped-call]
-        hidden, lm_head, targets, target_rows, weights, dtype, is_training
+        x, lm_head, targets, is_there, weights, dtype, is_training
     )
-    return SoftCrossEntropy(loss, is_counted, is_correct)
+    return SoftCrossEntropy(
+        loss,
+        [found[rows] for found, rows in zip(is_counted, target_rows, strict=True)],
+        [found[rows] for found, rows in zip(is_correct, target_rows, strict=True)],
+    )
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
+        hidden: Tensor,  # [D, P, h]
         lm_head: Tensor,
         targets: TargetChoices,
-        target_rows: Tensor,
-        weights: Tensor,
+        is_there: Tensor,  # [D, P]
+        weights: Sequence[float],
         dtype: torch.dtype,
         is_training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        num_rows, device = len(hidden), hidden.device
+        size = max(1, CHUNK_LOGITS[hidden.device.type] // len(lm_head))
         x, projection = hidden.to(dtype), lm_head.to(dtype)
-        loss = torch.zeros((), device=device)
-        is_counted, is_correct = (torch.zeros(num_rows, dtype=torch.bool, device=device) for _ in range(2))
-        gradients = _Gradients(hidden, lm_head, x, projection) if is_training else None
-        for first, last, first_target, last_target in _chunks(target_rows, len(targets)):
-            probs, choices = targets.rows(first_target, last_target)
-            local = target_rows[first:last] - first_target
-            choice, weight = choices[local], weights[first:last]
-            probs = probs[local]
-            is_counted[first:last] = choice >= 0
-            weight = torch.where(choice >= 0, weight, 0.0)
-            logits = (x[first:last] @ projection.T).float()
-            is_correct[first:last] = logits.argmax(-1) == choice
-            logits -= logits.amax(-1, keepdim=True)
-            expected = torch.linalg.vecdot(probs, logits)
-            masses = logits.exp_().sum(-1)
-            loss += (weight * (masses.log() - expected)).sum()
-            if gradients is not None:
-                logits *= (weight / masses)[:, None]
-                gradients.add(first, last, logits.sub_(probs.mul_(weight[:, None])).to(dtype))
+        loss = torch.zeros((), device=hidden.device)
+        is_counted, is_correct = torch.zeros_like(is_there), torch.zeros_like(is_there)
+        gradients = _Gradients(x, projection, lm_head.requires_grad) if is_training else None
+        for first in range(0, len(targets), size):
+            chunk = slice(first, min(first + size, len(targets)))
+            probs, choices = targets.rows(chunk.start, chunk.stop)
+            for depth, weight in enumerate(weights):
+                logits = (x[depth, chunk] @ projection.T).float()
+                has_loss = is_there[depth, chunk] & (choices >= 0)
+                row_weights = has_loss * weight
+                is_counted[depth, chunk] = has_loss
+                is_correct[depth, chunk] = has_loss & (logits.argmax(-1) == choices)
+                logits -= logits.amax(-1, keepdim=True)
+                expected = torch.linalg.vecdot(probs, logits)
+                masses = logits.exp_().sum(-1)
+                loss += (row_weights * (masses.log() - expected)).sum()
+                if gradients is not None and weight:
+                    logits /= masses[:, None]
+                    logits -= probs
+                    logits *= row_weights[:, None]
+                    gradients.add(depth, chunk, logits)
         if gradients is not None:
             ctx.save_for_backward(*gradients.finish())
         ctx.mark_non_differentiable(is_counted, is_correct)
@@ -90,40 +108,36 @@ class _Fused(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of hidden rows and of the projection, from those of the logits of chunk after chunk."""
+    """Gradients of hidden rows and of the projection, from those of the logits of chunk after chunk.
 
-    def __init__(self, hidden: Tensor, lm_head: Tensor, x: Tensor, projection: Tensor) -> None:
-        self._x, self._projection = x, projection
-        self._of_hidden = torch.zeros_like(hidden, dtype=torch.float32)
-        self._of_lm_head = torch.zeros_like(lm_head if lm_head.requires_grad else lm_head[:0])
-        self._waiting: list[Tensor] = []
-        self._first = self._last = 0
+    Those of the projection are added up in float32, however many chunks there are.
+    """
 
-    def add(self, first: int, last: int, of_logits: Tensor) -> None:
-        self._of_hidden[first:last] = of_logits @ self._projection
-        if len(self._of_lm_head):
-            self._waiting.append(of_logits)
-            self._last = last
-            if last - self._first >= GRADIENT_ROWS:
-                self._flush()
+    def __init__(self, x: Tensor, projection: Tensor, projection_needs: bool) -> None:
+        self._x, self._projection, (num_columns, width) = x, projection, projection.shape
+        self._of_hidden = torch.zeros_like(x, dtype=torch.float32)
+        self._of_projection = projection.new_zeros(projection_needs * num_columns, width, dtype=torch.float32)
+        chunk = max(1, CHUNK_LOGITS[x.device.type] // num_columns)
+        most = min(x.shape[0] * x.shape[1], GRADIENT_ROWS + chunk) if projection_needs else 0
+        self._waiting, self._waiting_x = x.new_empty(most, num_columns), x.new_empty(most, width)
+        self._num_waiting = 0
+
+    def add(self, depth: int, chunk: slice, of_logits: Tensor) -> None:
+        if not len(self._of_projection):
+            self._of_hidden[depth, chunk] = of_logits.to(self._x.dtype) @ self._projection
+            return
+        waiting = slice(self._num_waiting, self._num_waiting + len(of_logits))
+        self._waiting[waiting], self._waiting_x[waiting] = of_logits, self._x[depth, chunk]
+        self._of_hidden[depth, chunk] = self._waiting[waiting] @ self._projection
+        self._num_waiting = waiting.stop
+        if self._num_waiting >= GRADIENT_ROWS:
+            self._flush()
 
     def finish(self) -> tuple[Tensor, Tensor]:
         self._flush()
-        return self._of_hidden, self._of_lm_head
+        return self._of_hidden, self._of_projection
 
     def _flush(self) -> None:
-        if self._waiting:
-            self._of_lm_head += torch.cat(self._waiting).T @ self._x[self._first : self._last]
-            self._first, self._waiting = self._last, []
-
-
-def _chunks(target_rows: Tensor, num_targets: int) -> list[tuple[int, int, int, int]]:
-    """Cut rows into runs with all rows of some targets each: first and last row, first and last target."""
-    if not len(target_rows):
-        return []
-    rows_per_target = max(1.0, len(target_rows) / num_targets)
-    size = max(1, int(CHUNK_ROWS[target_rows.device.type] / rows_per_target))
-    borders = torch.arange(0, num_targets, size, device=target_rows.device)
-    firsts = [*torch.searchsorted(target_rows, borders).tolist(), len(target_rows)]
-    cuts = [*borders.tolist(), num_targets]
-    return [(*rows, *cuts[i : i + 2]) for i, rows in enumerate(itertools.pairwise(firsts)) if rows[0] < rows[1]]
+        if self._num_waiting:
+            self._of_projection += self._waiting[: self._num_waiting].T @ self._waiting_x[: self._num_waiting]
+            self._num_waiting = 0
