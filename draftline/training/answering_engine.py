@@ -49,6 +49,7 @@ def open_answering_engine(
             checkpoint,
             directory,
             weights_dtype=description.weights_dtype,
+            pool_dtype=description.pool_dtype,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
             max_num_tokens=max_num_tokens,

@@ -162,7 +162,7 @@ class Run:
             if output.end_id is not None:
                 ended.drawn_ids.append(output.end_id)
             if output.finish_reason in ("end_id", "max_tokens"):
-                ended.features = capture.take(ended.token_ids[:-1])
+                ended.features = capture.features_of(ended.token_ids[:-1])
             self._outputs.put(ended)
 
         sampling = SamplingParameters(description.temperature, seed=derive_seed(description.seed, request_id))

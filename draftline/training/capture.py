@@ -23,12 +23,12 @@ class CapturingSession:
     It sees steps, never requests. A sequence is known by the first block of its row in the block table, which nobody
     else holds while it runs, because the engine has no prefix cache. A row at position 0 begins a sequence anew: a
     prompt in several chunks goes on in its place, and a preempted one, which is computed again, is not kept twice.
-    Whoever submits requests takes the rows of one that ended by its tokens (``take``), in ``on_output``: the engine's
-    thread calls that before the next step.
+    Whoever submits requests asks for the rows of one that ended by its tokens (``features_of``), in ``on_output``: the
+    engine's thread calls that before the next step.
 
-    Sequences that were preempted, cancelled or lost with a failed forward are left behind, and overwritten: all that
-    run commit a row in every step, so where ``max_batch_size`` places are full and a sequence begins, the place that
-    was written longest ago is nobody's.
+    What ended, was preempted or was lost with a failed forward stays where it is until it is overwritten: all that run
+    commit a row in every step, so where ``max_batch_size`` places are full and a sequence begins, the place that was
+    written longest ago is nobody's.
 
     Features are rounded to float16 as they come; one beyond its range becomes an infinity, which the store refuses.
     """
@@ -64,7 +64,7 @@ class CapturingSession:
         places = np.array(
             [self._place(block, context) for block, context in zip(blocks, contexts.tolist(), strict=True)], np.int64
         )
-        assert np.array_equal(self._num_rows[places], contexts), "rows of a sequence come in order, each once"
+        assert np.array_equal(self._num_rows[places], contexts), "rows come in order, each once: the prefix cache is off"
         positions = batch.position_ids[rows]
         assert np.array_equal(positions, contexts[of_rows] + np.arange(len(rows)) - first[of_rows]), "rows are a path"
         self._token_ids[places[of_rows], positions] = batch.input_ids[rows]
@@ -72,17 +72,17 @@ class CapturingSession:
             self._features[places[of_rows], positions] = self._session.features[rows]
         self._num_rows[places] = contexts + counts
 
-    def take(self, token_ids: NDArray[np.int32]) -> NDArray[np.float16]:
-        """Return the features ``[n, F]`` of the sequence whose committed tokens are ``token_ids [n]``, and forget it.
+    def features_of(self, token_ids: NDArray[np.int32]) -> NDArray[np.float16]:
+        """Return the features ``[n, F]`` of the sequence whose committed tokens are ``token_ids [n]``.
 
-        Two sequences of the same tokens have the same features (the row law), so it does not matter which one it is.
+        Sequences of the same tokens have the same features (the row law), so it does not matter whose they are: another
+        one may have drawn the same so far, and go on.
         """
-        for block, place in self._place_of.items():
-            num_rows = int(self._num_rows[place])
-            if num_rows == len(token_ids) and np.array_equal(self._token_ids[place, :num_rows], token_ids):
-                del self._place_of[block]
+        num_rows = len(token_ids)
+        for place in self._place_of.values():
+            if self._num_rows[place] == num_rows and np.array_equal(self._token_ids[place, :num_rows], token_ids):
                 return self._features[place, :num_rows].copy()
-        raise AssertionError(f"a sequence of {len(token_ids)} tokens was committed and is there until it is taken")
+        raise AssertionError(f"a sequence of {num_rows} tokens that ended in the last step is there")
 
     def close(self) -> None:
         self._session.close()

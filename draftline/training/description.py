@@ -8,11 +8,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from draftline.checkpoints import tokenizer, trtllm
 from draftline.errors import ArtifactError
 from draftline.manifest import MANIFEST, FileHasher, load_manifest
+from draftline.sessions.engine_config import PoolDtype
 
 DESCRIPTION_FILE = "description.json"
 FORMAT_VERSION = 1  # of all files of a store
@@ -26,9 +27,9 @@ class Description:
     """Two runs of equal descriptions give the same answer under the same name.
 
     ``prompts``: the names of their sources. ``captured_layers`` (0-based outputs) and then the final hidden rows are
-    the columns of the features. ``weights_dtype``: of the engine that answered. ``max_tokens``: of an answer, the end
-    token included. ``max_user_tokens``: of a user's turn that the target writes itself. ``seed``: with a prompt's name
-    it gives the seed of the answer.
+    the columns of the features. ``weights_dtype`` and ``pool_dtype``: of matrices, and of keys and values, in the
+    engine that answered. ``max_tokens``: of an answer, the end token included. ``max_user_tokens``: of a user's turn
+    that the target writes itself. ``seed``: with a prompt's name it gives the seed of the answer.
     """
 
     target_sha256: str
@@ -37,6 +38,7 @@ class Description:
     hidden_size: int
     captured_layers: tuple[int, ...]
     weights_dtype: str
+    pool_dtype: PoolDtype
     prompts: tuple[str, ...]
     temperature: float
     max_tokens: int
@@ -96,6 +98,9 @@ def load_description(directory: Path) -> Description:
         if kind is None or type(value) is not kind:
             rule = "is no field of a description" if kind is None else f"is of type {kind.__name__}"
             raise ArtifactError(f"{path}: {name}", rule, value, _ELSEWHERE)
+    if values["pool_dtype"] not in get_args(PoolDtype):
+        rule = f"is {' or '.join(get_args(PoolDtype))}"
+        raise ArtifactError(f"{path}: pool_dtype", rule, values["pool_dtype"], _ELSEWHERE)
     return Description(**values)
 
 
@@ -108,7 +113,7 @@ def check_same(directory: Path, found: Description, wanted: Description) -> None
             raise ArtifactError(where, f"is that of the answers to add, {_show(expected)}", _show(got), _ELSEWHERE)
 
 
-_EXAMPLE = Description("", "", 0, 0, (), "", (), 0.0, 0, 0, 0)
+_EXAMPLE = Description("", "", 0, 0, (), "", "float32", (), 0.0, 0, 0, 0)
 
 
 def _show(value: Any) -> object:

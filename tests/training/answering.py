@@ -29,6 +29,7 @@ def describe_tiny(checkpoint: Path, **changes: Any) -> Description:
     values: dict[str, Any] = {
         "captured_layers": (0, 1),
         "weights_dtype": "float32",
+        "pool_dtype": "float32",
         "prompts": ("letters",),
         "temperature": 0.8,
         "max_tokens": 24,

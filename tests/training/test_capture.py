@@ -48,7 +48,7 @@ def expected_features(token_ids: list[int]) -> NDArray[np.float16]:
 
 
 class World:
-    """A core whose sequences are taken when they end, and nothing else is known of them."""
+    """A core, and the features of every sequence of it that ended."""
 
     def __init__(self, max_batch_size: int, max_blocks: int, max_num_tokens: int, *, prefix_cache: bool = False):
         self.session = FeatureSession(
@@ -61,7 +61,7 @@ class World:
         self.core = EngineCore(self.capture, self.limits, prefix_cache=prefix_cache)
         self.tokens: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
-        self.taken: set[str] = set()
+        self.ended: set[str] = set()
 
     def add(self, name: str, prompt_ids: list[int], max_tokens: int, seed: int = 0, ends: bool = False) -> None:
         end_ids = frozenset(range(0, VOCAB_SIZE, 7)) if ends else frozenset[int]()
@@ -82,13 +82,13 @@ class World:
                 tokens.append(output.end_id)
             if output.finish_reason in ("end_id", "max_tokens"):
                 fed = np.array(tokens[:-1], np.int32)
-                features = self.capture.take(fed)
+                features = self.capture.features_of(fed)
                 assert features.dtype == np.float16
                 np.testing.assert_array_equal(features, expected_features(tokens[:-1]))
                 request = self.requests[output.request_id]
                 drawn = answer(request, VOCAB_SIZE)
                 assert tokens[: len(request.prompt_ids) + len(drawn)] == [*request.prompt_ids, *drawn]
-                self.taken.add(output.request_id)
+                self.ended.add(output.request_id)
 
     def run(self) -> None:
         while not self.core.is_idle:
@@ -96,7 +96,13 @@ class World:
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(1, 20), st.integers(1, 20), st.booleans(), st.integers(0, 2), st.none() | st.integers(0, 12)),
+    st.tuples(
+        st.integers(1, 6) | st.integers(1, 20),
+        st.integers(1, 20),
+        st.booleans(),
+        st.integers(0, 2),
+        st.none() | st.integers(0, 12),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -110,7 +116,7 @@ def test_every_sequence_that_ends_is_there_whole(
     """Chunks, preemptions, cancelled requests, equal prompts of equal and other seeds: any traffic."""
     world = World(max_batch_size, max_blocks, max_batch_size + more_rows)
     for number, (num_prompt, max_tokens, ends, seed, _) in enumerate(requests):
-        world.add(str(number), [3 + place % 5 for place in range(num_prompt)], max_tokens, seed, ends)
+        world.add(str(number), [3] * num_prompt, max_tokens, seed, ends)
     cancelled = {str(number): step for number, (*_, step) in enumerate(requests) if step is not None}
     for step in range(13):
         for name, when in cancelled.items():
@@ -118,7 +124,7 @@ def test_every_sequence_that_ends_is_there_whole(
                 world.read([output for _, output in world.core.cancel(name)])
         world.step()
     world.run()
-    assert {str(number) for number in range(len(requests))} - cancelled.keys() <= world.taken
+    assert {str(number) for number in range(len(requests))} - cancelled.keys() <= world.ended
 
 
 def test_preempted_sequences_are_computed_again_and_kept_once() -> None:
@@ -127,7 +133,17 @@ def test_preempted_sequences_are_computed_again_and_kept_once() -> None:
         world.add(str(number), [number] * 4, 20, seed=number)
     world.run()
     assert world.core.scheduler.num_preemptions > 0
-    assert world.taken == {"0", "1", "2", "3"}
+    assert world.ended == {"0", "1", "2", "3"}
+
+
+def test_one_that_ends_leaves_another_of_the_same_tokens_alone() -> None:
+    """The first ends where the second, which has the same tokens, goes on: by its limit, and by an end token."""
+    world = World(3, 20, 9)
+    world.add("first", [1, 2, 3], 1)
+    world.add("second", [1, 2, 3], 9)
+    world.add("third", [1, 2, 3], 1)
+    world.run()
+    assert world.ended == {"first", "second", "third"}
 
 
 def test_after_a_failed_forward_new_sequences_take_the_places() -> None:
@@ -142,7 +158,7 @@ def test_after_a_failed_forward_new_sequences_take_the_places() -> None:
     for number in range(2, 7):
         world.add(str(number), [number] * 4, 8)
     world.run()
-    assert world.taken == {"2", "3", "4", "5", "6"}
+    assert world.ended == {"2", "3", "4", "5", "6"}
 
 
 def test_a_prefix_cache_is_a_mistake() -> None:
@@ -165,6 +181,6 @@ def test_what_float16_cannot_hold_becomes_infinite_without_a_warning() -> None:
     world.session.forward = overflow  # type: ignore[method-assign]
     world.add("a", [1, 2], 1)
     world.core.step()
-    assert np.isinf(world.capture.take(np.array([1, 2], np.int32))).all()
-    with pytest.raises(AssertionError, match="until it is taken"):
-        world.capture.take(np.array([1, 2], np.int32))
+    assert np.isinf(world.capture.features_of(np.array([1, 2], np.int32))).all()
+    with pytest.raises(AssertionError, match="a sequence of 3 tokens"):
+        world.capture.features_of(np.array([1, 2, 3], np.int32))

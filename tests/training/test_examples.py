@@ -22,7 +22,7 @@ from draftline.training.description import Description
 from draftline.training.examples import FEATURES_FILE, INDEX_FILE, IS_ANSWER_FILE, TOKENS_FILE, open_examples
 from draftline.training.examples_writer import ExamplesWriter
 
-DESCRIPTION = Description("t", "k", 320, 4, (0, 2), "int8", ("own", "topics"), 0.8, 64, 16, 3)
+DESCRIPTION = Description("t", "k", 320, 4, (0, 2), "int8", "float16", ("own", "topics"), 0.8, 64, 16, 3)
 Sequence = tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.float16]]
 
 
@@ -97,6 +97,7 @@ def test_a_killed_run_leaves_what_it_committed(tmp_path_factory: pytest.TempPath
         {"tokenizer_sha256": "other"},
         {"captured_layers": (0, 1)},
         {"weights_dtype": "float32"},
+        {"pool_dtype": "float32"},
         {"prompts": ("own",)},
         {"temperature": 1.0},
         {"max_tokens": 65},
@@ -226,6 +227,7 @@ def describe(**values: Any) -> Callable[[Path], None]:
         (replace_line(1, '{"name": "a", "num_tokens": 6, "num_answer_tokens": 1}\n'), "jsonl:2: names a sequence once"),
         (describe(format_version=0), "description.json: format_version: is 1; got 0"),
         (describe(seed="3"), "description.json: seed: is of type int; got 3"),
+        (describe(pool_dtype="int8"), "description.json: pool_dtype: is float32 or float16; got int8"),
         (describe(more=1), "description.json: more: is no field of a description; got 1"),
         (describe(vocab_size=100), rf"{TOKENS_FILE}: token ids lie in 0..99; got [0-9]+ in row [0-9]+"),
         (lambda directory: (directory / "description.json").write_text("{"), "description.json: is JSON"),
