@@ -64,7 +64,7 @@ class CapturingSession:
         places = np.array(
             [self._place(block, context) for block, context in zip(blocks, contexts.tolist(), strict=True)], np.int64
         )
-        assert np.array_equal(self._num_rows[places], contexts), "rows come in order, each once: the prefix cache is off"
+        assert np.array_equal(self._num_rows[places], contexts), "each row once: the prefix cache is off"
         positions = batch.position_ids[rows]
         assert np.array_equal(positions, contexts[of_rows] + np.arange(len(rows)) - first[of_rows]), "rows are a path"
         self._token_ids[places[of_rows], positions] = batch.input_ids[rows]
