@@ -103,7 +103,7 @@ class Train(Block):
         "the device multiplies it natively (CPUs with AVX512-BF16 or AMX, GPUs), else float32.",
     )
     validation_share: float = Field(
-        0.02, gt=0, le=0.5, description="The share of the sequences that is held back to watch loss and accuracy on."
+        0.01, gt=0, le=0.5, description="The share of the prompts that is held back, to watch loss and acceptance on."
     )
     validation_tokens: int = Field(200_000, ge=1, le=10**12, description="Tokens trained between two validations.")
     checkpoint_minutes: float = Field(

@@ -33,6 +33,7 @@ from draftline.training.sums import Sums
 
 BETAS = (0.9, 0.95)
 LARGEST_GRADIENT_NORM = 0.5
+VALIDATION_WORK = 0.1  # tokens that a validation reads at most, of those trained since the last one
 VALIDATION_DEPTHS = 5  # whatever was trained: a head drafts as deep as it is asked to
 
 
@@ -55,7 +56,9 @@ class Trainer:
         self._made_from, self._processes = dict(made_from), processes
         self._head = head.to(processes.device)
         self._parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._parameters, settings.learning_rate, BETAS, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, settings.learning_rate, BETAS, weight_decay=0.0, fused=True
+        )
         self._precision = choose_precision(settings.precision, processes.device)
         self._lengths = np.diff(examples.sequence_starts)
         self._training, self._held_back = split_sequences(
@@ -63,7 +66,8 @@ class Trainer:
         )
         self._total_tokens = settings.epochs * int(self._lengths[self._training].sum())
         self._epoch: tuple[int, list[NDArray[np.int64]]] = (-1, [])
-        self._validation = make_batches(self._held_back, self._lengths, settings.batch_tokens, settings.seed, 0)
+        watched = self._held_back[: self._count_watched(self._held_back)]
+        self._validation = make_batches(watched, self._lengths, settings.batch_tokens, settings.seed, 0)
         self._check_split()
         self.position = Position()
         self._log = Log(directory / "log.jsonl", is_written=processes.is_main)
@@ -82,7 +86,7 @@ class Trainer:
         return (
             f"{num_weights / 1e6:.1f} M weights, matrices in {dtype}, {self._processes.count} process(es), "
             f"{len(self._training)} sequences of {self._total_tokens // self._settings.epochs} tokens, "
-            f"{len(self._held_back)} held back"
+            f"{len(self._held_back)} held back, {sum(map(len, self._validation))} of which are watched"
         )
 
     def run(self, advance: Advance, say: Say) -> Position:
@@ -147,6 +151,11 @@ class Trainer:
             seconds=seconds,
         )
         self._log.write(self._entry(sums) | {"learning_rate": rate, "gradient_norm": norm})
+
+    def _count_watched(self, sequences: NDArray[np.int64]) -> int:
+        """Return how many held-back sequences a validation reads: one at least, and few beside what is trained."""
+        tokens = np.cumsum(self._lengths[sequences])
+        return max(1, int((tokens <= VALIDATION_WORK * self._settings.validation_tokens).sum()))
 
     def _validate(self, say: Say) -> None:
         self._head.eval()

@@ -18,7 +18,20 @@ from draftline.training.processes import Processes
 from draftline.training.trainer import Trainer
 
 VOCAB_SIZE, FEATURE_SIZE, DEPTHS = 11, 8, 2
-DESCRIPTION = Description("", "", VOCAB_SIZE, FEATURE_SIZE // 2, (0,), "float32", ("own",), 0.0, 8, 8, 0)
+DESCRIPTION = Description(
+    target_sha256="",
+    tokenizer_sha256="",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=FEATURE_SIZE // 2,
+    captured_layers=(0,),
+    weights_dtype="float32",
+    pool_dtype="float32",
+    prompts=("own",),
+    temperature=0.0,
+    max_tokens=8,
+    max_user_tokens=8,
+    seed=0,
+)
 
 
 class SmallHead(DraftHead):
@@ -77,7 +90,7 @@ def small_settings(**changes: Any) -> Train:
         "learning_rate": 0.05,
         "precision": "float32",
         "validation_share": 0.2,
-        "validation_tokens": 300,
+        "validation_tokens": 700,
     }
     return Train.model_validate(values | changes)
 

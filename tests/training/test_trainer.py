@@ -72,6 +72,15 @@ def test_training_lowers_the_loss_and_says_so(tmp_path: Path) -> None:
     assert [path.read_bytes()[:4] for path in write_plots(tmp_path)] == [b"\x89PNG", b"\x89PNG"]
 
 
+def test_a_validation_reads_a_tenth_of_what_is_trained_between_two(tmp_path: Path) -> None:
+    num_held_back = len(small_trainer(tmp_path, small_settings(validation_share=0.5))._held_back)
+    for tokens, expected in ((1000, range(2, num_held_back)), (1, [1]), (10**6, [num_held_back])):
+        trainer = small_trainer(tmp_path, small_settings(validation_share=0.5, validation_tokens=tokens))
+        watched = np.concatenate(trainer._validation)
+        assert len(watched) in expected
+        assert len(watched) == 1 or trainer._lengths[watched].sum() <= tokens / 10
+
+
 def test_the_rate_rises_and_falls_to_nothing(tmp_path: Path) -> None:
     train_small(tmp_path, small_settings(warmup_share=0.25))
     rates = [entry["learning_rate"] for entry in load_log(tmp_path / LOG_FILE)[0]]
