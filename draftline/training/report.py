@@ -105,7 +105,7 @@ def _draw_acceptance(
         tokens, rates = [entry["tokens"] for entry in having], [entry["acceptance"][depth] for entry in having]
         axes.plot(tokens, rates, color=f"C{depth}", marker=".", label=f"depth {depth + 1}, held back")
     axes.set_ylim(0, 1)
-    _finish(figure, axes, directory / "acceptance.png", "share accepted by depth, held back answers read greedily")
+    _finish(figure, axes, directory / "acceptance.png", "acceptance_rate_at[depth], estimated")
     return directory / "acceptance.png"
 
 
