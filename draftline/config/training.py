@@ -63,7 +63,15 @@ class Train(Block):
         examples=[60],
     )
     batch_tokens: int = Field(2048, ge=1, le=10**9, description="Tokens of a batch, padding included, all processes.")
-    learning_rate: float = Field(5e-4, gt=0, le=1, description="The highest learning rate of AdamW.")
+    learning_rate: float = Field(
+        1e-3,
+        gt=0,
+        le=1,
+        description="The highest learning rate of AdamW, which trains projections to the vocabulary, norms and biases.",
+    )
+    matrix_learning_rate: float = Field(
+        1e-2, gt=0, le=1, description="The highest learning rate of Muon, which trains all other matrices."
+    )
     warmup_share: float = Field(0.03, ge=0, le=1, description="The share of the training in which it rises from 0.")
     ttt_steps: int | None = Field(
         None,

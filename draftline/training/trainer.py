@@ -3,7 +3,7 @@
 Losses and counts are sums, and so are gradients over processes: whatever the number of processes, a step divides the
 same sum by the same count, and the curve is the same up to the order of additions. A step's random numbers follow from
 the seed, the step and the process, so that a run that goes on from a checkpoint repeats the curve of one never cut.
-AdamW with betas 0.9 and 0.95 and clipping at 0.5 are EAGLE-3's (arXiv 2503.01840, appendix A).
+Clipping at 0.5 is EAGLE-3's (arXiv 2503.01840, appendix A); what steps are taken by is in ``optimizers``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from draftline.training.data_order import make_batches, split_sequences
 from draftline.training.examples import Examples
 from draftline.training.heads.head import DraftHead, HeadLoss
 from draftline.training.loading import load_batch
+from draftline.training.optimizers import Optimizers
 from draftline.training.processes import Processes, choose_precision
 from draftline.training.report import Log
-from draftline.training.schedule import learning_rate_at, progress_of
+from draftline.training.schedule import progress_of, rate_share_at
 from draftline.training.sums import Sums
 
-BETAS = (0.9, 0.95)
 LARGEST_GRADIENT_NORM = 0.5
 VALIDATION_WORK = 0.1  # tokens that a validation reads at most, of those trained since the last one
 VALIDATION_DEPTHS = 5  # whatever was trained: a head drafts as deep as it is asked to
@@ -55,10 +55,8 @@ class Trainer:
         self._examples, self._settings, self._directory = examples, settings, directory
         self._made_from, self._processes = dict(made_from), processes
         self._head = head.to(processes.device)
-        self._parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, settings.learning_rate, BETAS, weight_decay=0.0, fused=True
-        )
+        self._optimizers = Optimizers(head, settings.learning_rate, settings.matrix_learning_rate)
+        self._parameters = self._optimizers.parameters
         self._precision = choose_precision(settings.precision, processes.device)
         self._lengths = np.diff(examples.sequence_starts)
         self._training, self._held_back = split_sequences(
@@ -118,11 +116,11 @@ class Trainer:
         settings, place = self._settings, self.position
         batches = self._batches(place.epoch)
         batch = batches[place.batch]
-        rate = learning_rate_at(self.progress, settings.learning_rate, settings.warmup_share)
+        rate_share = rate_share_at(self.progress, settings.warmup_share)
         generator = np.random.default_rng([settings.seed, place.step, self._processes.index])
         torch.manual_seed(int(generator.integers(2**62)))
         self._head.train()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizers.zero_grad()
         sums = Sums()
         if len(share := self._share(batch)):
             losses = self._losses(share)
@@ -138,9 +136,7 @@ class Trainer:
             parameter.grad.div_(max(sums.num_positions, 1.0))
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, LARGEST_GRADIENT_NORM))
         self._check_finite(norm, "gradient")
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizers.step(rate_share)
         is_last = place.batch + 1 == len(batches)
         self.position = replace(
             place,
@@ -150,7 +146,9 @@ class Trainer:
             tokens=place.tokens + int(self._lengths[batch].sum()),
             seconds=seconds,
         )
-        self._log.write(self._entry(sums) | {"learning_rate": rate, "gradient_norm": norm})
+        self._log.write(
+            self._entry(sums) | {"learning_rate": rate_share * settings.learning_rate, "gradient_norm": norm}
+        )
 
     def _count_watched(self, sequences: NDArray[np.int64]) -> int:
         """Return how many held-back sequences a validation reads: one at least, and few beside what is trained."""
@@ -202,7 +200,7 @@ class Trainer:
         if not self._processes.is_main:
             return
         self.position = replace(self.position, log_bytes=self._log.sync())
-        head, optimizer = self._head.state_dict(), self._optimizer.state_dict()
+        head, optimizer = self._head.state_dict(), self._optimizers.state_dict()
         save_state(self._directory, State(self.position, self._made_from, head, optimizer))
 
     def _continue(self) -> None:
@@ -210,7 +208,7 @@ class Trainer:
         state = load_state(self._directory)
         if state is not None and dict(state.made_from) == self._made_from:
             self._head.load_state_dict(state.head)
-            self._optimizer.load_state_dict(dict(state.optimizer))
+            self._optimizers.load_state_dict(state.optimizer)
             self.position = state.position
         self._processes.wait()
         self._log.cut(self.position.log_bytes)
@@ -218,7 +216,7 @@ class Trainer:
     def _check_finite(self, value: float, name: str) -> None:
         if not math.isfinite(value):
             where = f"step {self.position.step + 1} ({self.position.tokens} tokens)"
-            cure = "lower train.learning_rate, or set train.precision to float32"
+            cure = "lower train.learning_rate and train.matrix_learning_rate, or set train.precision to float32"
             raise TrainingError(where, f"the {name} is finite", value, cure)
 
     def _check_split(self) -> None:

@@ -24,7 +24,7 @@ from draftline.training.examples import Examples
 from draftline.training.loading import load_batch
 from draftline.training.processes import Processes, choose_precision
 from draftline.training.report import LOG_FILE, load_log, write_plots, write_table
-from draftline.training.schedule import learning_rate_at
+from draftline.training.schedule import rate_share_at
 from draftline.training.trainer import Trainer
 from tests.training.small_training import SmallHead, small_examples, small_settings, small_trainer, train_small
 
@@ -90,7 +90,7 @@ def test_the_rate_rises_and_falls_to_nothing(tmp_path: Path) -> None:
     assert 0.15 < top / len(rates) < 0.35
     assert (rates[0], rates[-1] < 0.02 * max(rates)) == (0.0, True)
     assert doctest.testmod(draftline.training.schedule).failed == 0
-    assert learning_rate_at(0.5, 1.0, 1.0) == 0.5
+    assert rate_share_at(0.5, 1.0) == 0.5
 
 
 def test_minutes_end_a_training_early_with_a_low_rate(tmp_path: Path) -> None:

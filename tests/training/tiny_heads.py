@@ -62,11 +62,10 @@ def make_head(name: HeadName, target: TargetTensors, *, seed: int = 0, steps: in
         medusa = describe_medusa(target.config, steps, owns_lm_heads=name == "medusa")
         head = MedusaHeads(medusa, target, **{"decay": 0.8, "are_hard": False, **options})
     with torch.no_grad():
-        for parameter in head.parameters():
+        for key, parameter in head.named_parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.1
             values = torch.from_numpy(random.standard_normal(parameter.shape)) * scale
-            is_norm = parameter.ndim == 1 and bool((parameter == 1).all())
-            parameter.copy_((values + is_norm).bfloat16())
+            parameter.copy_((values + ("norm" in key)).bfloat16())
     return head.eval()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftline.checkpoints.draft_config import HeadConfig
 from draftline.training.heads.chain_layer import ChainLayer
@@ -113,6 +113,18 @@ class EagleHead(DraftHead):
         if target.eos_token_ids:
             config["eos_token_id"] = list(target.eos_token_ids)
         return config
+
+
+def pass_last_feature(fc: nn.Linear) -> None:
+    """Let ``fc`` start as the last of its inputs, a feature of the target, and a tenth of its random weights.
+
+    The residual stream then starts where the target's own layers leave it, which ``lm_head`` can read; from random
+    weights alone a short training first has to find that.
+    """
+    size = fc.out_features
+    with torch.no_grad():
+        fc.weight.mul_(0.1)
+        fc.weight[:, -size:].add_(torch.eye(size))
 
 
 def count_chains(

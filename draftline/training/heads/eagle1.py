@@ -13,7 +13,7 @@ from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
 from draftline.training.batch import Batch
 from draftline.training.heads.chain_layer import ChainLayer
-from draftline.training.heads.eagle import EagleHead
+from draftline.training.heads.eagle import EagleHead, pass_last_feature
 from draftline.training.heads.eagle3 import describe_eagle3
 from draftline.training.heads.head import HeadLoss
 from draftline.training.heads.rows import Rows, real_rows
@@ -52,6 +52,7 @@ class Eagle1Head(EagleHead):
         self.feature_noise = feature_noise
         self.regression_weight, self.classification_weight = regression_weight, classification_weight
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        pass_last_feature(self.fc)
         self.layer = ChainLayer(config, config.hidden_size)
 
     def losses(self, batch: Batch, num_depths: int | None = None) -> HeadLoss:

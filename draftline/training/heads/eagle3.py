@@ -14,7 +14,7 @@ from draftline.checkpoints.draft_config import HeadConfig
 from draftline.errors import CheckpointError
 from draftline.training.batch import Batch
 from draftline.training.heads.chain_layer import ChainLayer
-from draftline.training.heads.eagle import EagleHead
+from draftline.training.heads.eagle import EagleHead, pass_last_feature
 from draftline.training.heads.head import HeadLoss, rms_norm
 from draftline.training.heads.rows import Rows, real_rows
 from draftline.training.heads.target_tensors import TargetTensors
@@ -56,7 +56,8 @@ class Eagle3Head(EagleHead):
     - the loss of step j is ``-sum(softmax(target logits of the draft's vocabulary) * log_softmax(logits))``, weighted
       by ``ttt_decay ** j`` (0.8), where the predicted token is of the answer and the target's choice in the vocabulary.
       The code averages over all positions of a step; here ``HeadLoss.num_positions`` divides the sum of all steps;
-    - ``lm_head`` starts as the target's rows and is trained; the embedding is the target's and is not.
+    - ``lm_head`` and the final norm start as the target's and are trained; the embedding is the target's and is not;
+      ``fc`` starts with the last captured layer's output, see ``pass_last_feature``.
 
     ``ttt_steps`` 1 trains on features of the target alone, as EAGLE-1 does: drafts of depth 2 and more then read
     features of a kind that was never trained on.
@@ -85,10 +86,11 @@ class Eagle3Head(EagleHead):
         ids = torch.from_numpy(np.asarray(target_ids, np.int64))
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.captured_layers) * config.target_hidden_size, hidden, bias=False)
+        pass_last_feature(self.fc)
         self.layer = ChainLayer(config, 2 * hidden)
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
         self.input_layernorm = nn.Parameter(torch.ones(hidden))
-        self.norm = nn.Parameter(torch.ones(hidden))
+        self.norm = nn.Parameter(target.final_norm.clone())
         self.lm_head = nn.Parameter(target.lm_head[ids].clone())
         column_of = torch.full((config.vocab_size,), -1)
         column_of[ids] = torch.arange(len(ids))
@@ -120,6 +122,9 @@ class Eagle3Head(EagleHead):
         epsilon = self.head_config.norm_epsilon
         normed = rms_norm(embedded, self.input_layernorm, epsilon), rms_norm(hidden, self.hidden_norm, epsilon)
         return hidden, torch.cat(normed, -1)
+
+    def projections(self) -> list[nn.Parameter]:
+        return [self.lm_head]
 
     def tensors(self) -> dict[str, Tensor]:
         size = self.head_config.vocab_size

@@ -50,6 +50,10 @@ class DraftHead(nn.Module):
     def forward(self, batch: Batch, num_depths: int | None = None) -> HeadLoss:
         return self.losses(batch, num_depths)
 
+    def projections(self) -> list[nn.Parameter]:
+        """Return the trained projections to a vocabulary: matrices whose rows are tokens, each rare or frequent."""
+        return []
+
     def tensors(self) -> dict[str, Tensor]:
         """Return what the published layout stores, under its names."""
         raise NotImplementedError

@@ -93,6 +93,9 @@ class MedusaHeads(DraftHead):
         lm_head = self.lm_heads[head] if len(self.lm_heads) else self.target_lm_head
         return functional.linear(self._block(head, final), lm_head)
 
+    def projections(self) -> list[nn.Parameter]:
+        return list(self.lm_heads)
+
     def tensors(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for head, block in enumerate(self.blocks):
