@@ -6,8 +6,9 @@ import math
 
 
 def rate_share_at(progress: float, warmup_share: float) -> float:
-    """Return the share of the highest rate at ``progress`` (0..1): from 0 up during ``warmup_share``, then a half cosine
-    down to 0.
+    """Return the share of the highest rate at ``progress`` (0..1).
+
+    It rises linearly from 0 during ``warmup_share``, then falls as a half cosine to 0.
 
     >>> [round(rate_share_at(progress / 4, 0.5), 3) for progress in range(5)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
