@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import re
 from pathlib import Path
 
@@ -16,12 +17,13 @@ _PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 def resolve_checkpoint(reference: str, root: Path) -> Path:
     """Return the folder or ``.gguf`` file of a checkpoint.
 
-    ``reference`` is a path, relative to ``root`` (the pipeline file's folder) and not outside it, or an absolute path,
-    or ``package:NAME``: the one ``.gguf`` file among the files of the installed distribution NAME.
+    ``reference`` is a path, relative to ``root`` (the pipeline file's folder), or an absolute path, or
+    ``package:NAME``: the one ``.gguf`` file among the files of the installed distribution NAME. A relative path stays
+    inside ``root``, or inside the folder above it that it begins with, as in ``../drafts/my-draft``.
 
     Raises:
         CheckpointError: there is nothing there, the package is not installed or ships no checkpoint, or a relative
-            path leaves ``root`` through ``..`` or a symbolic link.
+            path leaves its folder through a later ``..`` or a symbolic link.
     """
     if reference.startswith(PACKAGE_PREFIX):
         return _resolve_package(reference, reference.removeprefix(PACKAGE_PREFIX))
@@ -30,9 +32,10 @@ def resolve_checkpoint(reference: str, root: Path) -> Path:
         raise CheckpointError("checkpoint", "the reference is a path or package:NAME", repr(reference), cure)
     path = Path(reference)
     if not path.is_absolute():
+        folder = root.joinpath(*itertools.takewhile(lambda part: part == "..", path.parts))
         path = (root / reference).resolve()
-        if not path.is_relative_to(root.resolve()):
-            rule = f"a relative path stays inside {root}"
+        if not path.is_relative_to(folder.resolve()):
+            rule = f"a relative path stays inside {folder}"
             raise CheckpointError(reference, rule, path, "write an absolute path, or move the checkpoint")
     if not path.exists():
         cure = "correct the path; it is relative to the pipeline file's folder"

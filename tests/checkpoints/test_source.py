@@ -28,14 +28,24 @@ def test_folders_are_relative_to_the_pipeline_file(tmp_path: Path) -> None:
 
 
 def test_escapes_are_refused(tmp_path: Path) -> None:
-    root, outside = tmp_path / "root", tmp_path / "outside"
-    root.mkdir()
+    root, outside = tmp_path / "top" / "root", tmp_path / "outside"
+    root.mkdir(parents=True)
     outside.mkdir()
     (root / "link").symlink_to(outside)
-    for reference in ("../outside", "link", "a/../../outside"):
+    (root.parent / "link").symlink_to(outside)
+    for reference in ("link", "a/../../../outside", "../link", "../a/../../outside"):
         with pytest.raises(CheckpointError, match=f"^{reference}: a relative path stays inside {root}"):
             resolve_checkpoint(reference, root)
     assert resolve_checkpoint(str(outside), root) == outside
+
+
+def test_a_path_may_begin_with_the_folder_above(tmp_path: Path) -> None:
+    """As shipped pipelines name shipped drafts: what a path begins with is plain to see, as in an absolute one."""
+    root, draft = tmp_path / "pipelines", tmp_path / "drafts" / "mine"
+    root.mkdir()
+    draft.mkdir(parents=True)
+    assert resolve_checkpoint("../drafts/mine", root) == draft
+    assert resolve_checkpoint("../../" + tmp_path.name + "/drafts/mine", root) == draft
 
 
 @pytest.mark.parametrize("reference", ["", "  ", "a\0b"])
