@@ -17,6 +17,7 @@ from pathlib import Path
 
 from draftline.bench.cpu_decode import BANDWIDTH, DRAFTLINE, FLOOR_GOALS, OPENVINO, TRANSFORMERS
 from draftline.bench.cpu_report import DECODE, STEP
+from draftline.bench.pages import fill_blocks, write_markdown_table
 from draftline.bench.report import Report, describe_run, load_report, spread
 from draftline.bench.rounds import Measurement, Ratio
 from draftline.errors import DraftlineError
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ROOT / "docs" / "bench" / "cpu.json"
 PAGES = (ROOT / "docs" / "cpu.md", ROOT / "README.md")
 NOT_MEASURED = "*Not measured yet: these numbers want a quiet machine.*"
-_BLOCK = re.compile(r"(^<!-- cpu\.json: (\w+) -->\n).*?(^<!-- end -->$)", re.DOTALL | re.MULTILINE)
 _PROFILE = re.compile(r"profile: (\w+), batch (\d+)")
 _SUMMARY_BATCHES = (1, 8, 16)
 _LEAST_MS = 0.05  # operators below it in every profile are summed
@@ -43,15 +43,7 @@ def fill_page(page: str, report: Report | None) -> str:
     <BLANKLINE>
     <!-- end -->
     """
-
-    def fill(match: re.Match[str]) -> str:
-        name = match[2]
-        if name not in BLOCKS:
-            raise DraftlineError("page", f"blocks are some of {', '.join(BLOCKS)}", name, "name one of them")
-        lines = [NOT_MEASURED] if report is None else BLOCKS[name](report) or [NOT_MEASURED]
-        return "\n".join([match[1], *lines, "", match[3]])
-
-    return _BLOCK.sub(fill, page)
+    return fill_blocks(page, NUMBERS.name, report, BLOCKS, NOT_MEASURED)
 
 
 def _run(report: Report) -> list[str]:
@@ -76,7 +68,7 @@ def _decode(report: Report) -> list[str]:
         ]
         if rows:
             title = [precision, "draftline", "/ floor", f"/ `{OPENVINO}`", "/ `transformers`, float32"]
-            lines += [*_table(title, rows), ""]
+            lines += [*write_markdown_table(title, rows), ""]
     return lines[:-1]
 
 
@@ -102,7 +94,7 @@ def _summary(report: Report) -> list[str]:
             ("/ `transformers`, float32", TRANSFORMERS),
         ):
             rows.append([title, *(_ratio(report, workload, mine, reference) for workload in measured.values())])
-    return _table(["", *(f"batch {size}" for size in shown)], rows) if shown else []
+    return write_markdown_table(["", *(f"batch {size}" for size in shown)], rows) if shown else []
 
 
 def _curve(report: Report) -> list[str]:
@@ -115,7 +107,7 @@ def _curve(report: Report) -> list[str]:
         measured = next(one for one in report.measurements if (one.system, one.workload) == (system, one_token))
         ratios = [_ratio(report, workload, system, one_token) for workload in counts if workload != one_token]
         rows.append([system, f"{_median(measured)} ms", *ratios])
-    return _table(["", *(f"T = {count}" for count in counts.values())], rows) if rows else []
+    return write_markdown_table(["", *(f"T = {count}" for count in counts.values())], rows) if rows else []
 
 
 def _attention(report: Report) -> list[str]:
@@ -124,7 +116,7 @@ def _attention(report: Report) -> list[str]:
         for ratio in report.ratios
         if ratio.workload.startswith("forward, ")
     ]
-    return _table(["", "whole / without attention", "goal"], rows) if rows else []
+    return write_markdown_table(["", "whole / without attention", "goal"], rows) if rows else []
 
 
 def _profile(report: Report) -> list[str]:
@@ -138,7 +130,7 @@ def _profile(report: Report) -> list[str]:
     rows = [[f"`{kind}`", *(_ms(numbers.get(kind)) for numbers in profiles.values())] for kind in large]
     small = [sum(ms for kind, ms in numbers.items() if kind not in large) for numbers in profiles.values()]
     rows += [["others", *map(_ms, small)], ["all", *(_ms(sum(numbers.values())) for numbers in profiles.values())]]
-    return _table(["ms", *profiles], rows) if profiles else []
+    return write_markdown_table(["ms", *profiles], rows) if profiles else []
 
 
 def _goals(report: Report) -> list[str]:
@@ -149,7 +141,7 @@ def _goals(report: Report) -> list[str]:
         for ratio in missed
     ]
     count = f"{len(goals) - len(missed)} of {len(goals)} goals were met."
-    return [count, "", *_table(["missed", "measured", "goal"], rows)] if missed else [count]
+    return [count, "", *write_markdown_table(["missed", "measured", "goal"], rows)] if missed else [count]
 
 
 BLOCKS: dict[str, Callable[[Report], list[str]]] = {
@@ -206,11 +198,6 @@ def _median(measurement: Measurement) -> str:
 
 def _ms(number: float | None) -> str:
     return "" if number is None else f"{number:.2f}"
-
-
-def _table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = (title, ["---"] * len(title), *rows)
-    return ["".join(f"| {cell} " if cell else "| " for cell in cells) + "|" for cells in lines]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
