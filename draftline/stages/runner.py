@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -101,10 +102,9 @@ def _check_is_trained(pipeline: Pipeline, root: Path) -> None:
     """Raise CheckpointError where a draft is absent that the pipeline says how to train."""
     for draft in pipeline.draft:
         if pipeline.train and draft.checkpoint == pipeline.train.checkpoint and not (root / draft.checkpoint).exists():
-            cure = "run `draftline train` with this pipeline file first"
-            raise CheckpointError(
-                draft.checkpoint, "the draft is trained", f"nothing at {root / draft.checkpoint}", cure
-            )
+            got = f"nothing at {os.path.normpath(root / draft.checkpoint)}"
+            cure = "run `draftline train` with this pipeline file, or name the folder of a draft: draft.checkpoint=/DIR"
+            raise CheckpointError(draft.checkpoint, "the draft is trained", got, cure)
 
 
 def _select(stages: Sequence[Stage], until: str | None) -> Sequence[Stage]:

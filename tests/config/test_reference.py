@@ -34,6 +34,26 @@ def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) ->
     assert path.read_text().splitlines()[0] == f"# draftline run pipelines/{path.name}"
 
 
+def test_pipelines_that_share_training_data_agree_on_it() -> None:
+    """Else the second one is refused: the data are the answers of another description."""
+    settings = [train for train in (load_pipeline(path).train for path in FILES) if train is not None]
+    assert {train.method for train in settings} == {"eagle1", "eagle3", "medusa"}
+    fields = ("data", "prompts", "answer_tokens", "max_answer_tokens", "temperature", "seed", "budget_minutes")
+    for field in fields:
+        assert len({getattr(train, field) for train in settings}) == 1, field
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_pipeline_serves_what_it_trains_and_says_how(path: Path) -> None:
+    pipeline = load_pipeline(path)
+    if pipeline.train is None:
+        return
+    assert [(draft.method, draft.checkpoint) for draft in pipeline.draft] == [
+        (pipeline.train.method, pipeline.train.checkpoint)
+    ]
+    assert f"\ntrain:  # draftline train pipelines/{path.name}\n" in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("overrides", "fields"),
     [
@@ -47,7 +67,7 @@ def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) ->
     ],
 )
 def test_what_this_version_cannot_run(overrides: list[str], fields: list[str]) -> None:
-    pipeline = load_pipeline(FILES[0], overrides)
+    pipeline = load_pipeline(share_path("pipelines") / "smollm2-135m.yaml", overrides)
     if not fields:
         check_runnable(pipeline)
         return
