@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -64,6 +65,18 @@ def test_a_wheel_by_way_of_the_source_distribution_has_them_inside(installed: Pa
         "sys.exit(main(['validate', str(share_path('pipelines') / 'smollm2-135m.yaml')]))",
     )
     assert lines[0] == str(share / "plugins")
+
+
+def test_trained_drafts_stay_in_the_repository(wheel: Path) -> None:
+    (source,) = wheel.parent.glob("draftline-*.tar.gz")
+    with tarfile.open(source) as archive:
+        files = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
+    with zipfile.ZipFile(wheel) as built:
+        files += map(Path, built.namelist())
+    assert Path("draftline/checkpoints/drafts/eagle.py") in files
+    assert not [
+        file for file in files if file.parts[:1] == ("drafts",) or file.parts[:3] == ("draftline", "share", "drafts")
+    ]
 
 
 def test_a_wheel_is_for_one_platform_and_every_python(wheel: Path, installed: Path) -> None:
