@@ -51,7 +51,7 @@ def test_commands_parse() -> None:
         arguments = _parse(shlex.split(command, comments=True)[1:])
         if file := getattr(arguments, "file", None):
             assert main(["validate", str(ROOT / file), *arguments.overrides]) == 0
-    for name in ("validate", "show", "run", "serve", "generate"):
+    for name in ("validate", "show", "run", "train", "serve", "generate"):
         assert any(command.split()[1] == name for command in commands) or f"`draftline {name} " in README
 
 
