@@ -271,9 +271,10 @@ its first token until the first answer has its last. Contexts are random tokens,
 greedily. Every round measures all systems one after another, in a turning order; a ratio divides numbers of the same
 round. Numbers are the median over the rounds, with the lowest and the highest in brackets; a goal is met where the
 median reaches it. "floor": the weights that every step reads and the keys and values of all live tokens, over the read
-bandwidth measured in the same round just before (the C library's memchr in one thread per core over 0.5 GiB, best of
-five passes). "step of N tokens": one sequence, all its tokens sampled, as in verification. "no attention": the same
-graph whose attention operators return their queries. Profiles are ONNX Runtime's own, which slows what it watches."""
+bandwidth measured right before and right after (their mean; the C library's memchr in one thread per core over 0.5 GiB,
+best of five passes). "step of N tokens": one sequence, all its tokens sampled, as in verification. "no attention": the
+same graph whose attention operators return their queries. Profiles are ONNX Runtime's own, which slows what it
+watches."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -77,9 +77,11 @@ def measure_decoding(
     num_rounds: int,
     say: Say,
 ) -> list[Measurement]:
-    """Measure every system in every case that is not cut for it, once a round, and the bandwidth before each case.
+    """Measure every system in every case that is not cut for it, once a round.
 
-    The prompts of a case are the beginnings of the first ``prompts``; they are prefilled before the first round.
+    The bandwidth is measured right before and right after this engine's turns, and the floor of a precision is of the
+    mean of the two: on some machines it changes within seconds. The prompts of a case are the beginnings of the first
+    ``prompts``; they are prefilled before the first round.
     """
     bandwidth = ReadBandwidth()
     for system in systems:
@@ -87,27 +89,31 @@ def measure_decoding(
         started = time.perf_counter()
         system.prefill(_longest_prompts(mine, prompts))
         say(f"prefill: {system.name} took {time.perf_counter() - started:.0f} s")
+    floor_of = {f"{DRAFTLINE} {floor.precision}": floor for floor in floors}
     values: dict[tuple[str, str], list[float]] = {}
     for number in range(num_rounds):
         for case in cases:
-            time.sleep(SETTLE_SECONDS)
-            bytes_per_second = bandwidth.measure()
-            values.setdefault((BANDWIDTH, case.name), []).append(bytes_per_second / 1e9)
-            for floor in floors:
-                speed = floor.tokens_per_second(case, bytes_per_second)
-                values.setdefault((floor.name, case.name), []).append(speed)
             turn = number % len(systems)
             for system in [*systems[turn:], *systems[:turn]]:
                 if case.num_context_tokens > system.max_context_tokens:
                     continue
-                time.sleep(SETTLE_SECONDS)
                 asked = [prompt[: case.context] for prompt in prompts[: case.batch_size]]
+                time.sleep(SETTLE_SECONDS)
+                floor = floor_of.get(system.name)
+                before = bandwidth.measure() if floor else 0.0
                 timelines, _ = system.answer(asked, case.num_tokens)
                 speed = decode_tokens_per_second(timelines)
                 values.setdefault((system.name, case.name), []).append(speed)
-                say(f"round {number + 1}/{num_rounds} {case.name}: {system.name} {speed:.1f} tokens/s")
+                line = f"round {number + 1}/{num_rounds} {case.name}: {system.name} {speed:.1f} tokens/s"
+                if floor:
+                    time.sleep(SETTLE_SECONDS)
+                    rate = (before + bandwidth.measure()) / 2
+                    values.setdefault((floor.name, case.name), []).append(floor.tokens_per_second(case, rate))
+                    values.setdefault((f"{BANDWIDTH}, {floor.precision}", case.name), []).append(rate / 1e9)
+                    line += f", at {rate / 1e9:.1f} GB/s"
+                say(line)
     return [
-        Measurement(name, case, "GB/s" if name == BANDWIDTH else "tokens/s", tuple(numbers))
+        Measurement(name, case, "GB/s" if name.startswith(BANDWIDTH) else "tokens/s", tuple(numbers))
         for (name, case), numbers in values.items()
     ]
 

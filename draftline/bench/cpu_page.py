@@ -49,8 +49,8 @@ def fill_page(page: str, report: Report | None) -> str:
 def _run(report: Report) -> list[str]:
     """The machine, the versions, what to know of the run, and where all of it is."""
     lines = describe_run(report)
-    if bandwidths := [value for one in report.measurements if one.system == BANDWIDTH for value in one.values]:
-        lines.append(f"read bandwidth {spread(bandwidths, 1)} GB/s, measured before each case of each round")
+    if bandwidths := [value for one in report.measurements if one.system.startswith(BANDWIDTH) for value in one.values]:
+        lines.append(f"read bandwidth {spread(bandwidths, 1)} GB/s, measured around each of this engine's turns")
     return [*(f"- {line}" for line in lines), "- [all numbers](bench/cpu.json), [plot](bench/cpu.png)"]
 
 

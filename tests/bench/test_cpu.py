@@ -110,7 +110,7 @@ def test_every_system_is_measured_where_it_is_not_cut_and_compared_there() -> No
     assert (cases[1].name, "transformers float32") not in ratios
     assert ratios[cases[0].name, "openvino-genai float32"].goal == 1.1
     assert ratios[cases[1].name, "openvino-genai float32"].goal is None  # batch 2 has none
-    bandwidth, bound = (speeds(measured, name, cases[0]) for name in ("read bandwidth", "floor float32"))
+    bandwidth, bound = (speeds(measured, name, cases[0]) for name in ("read bandwidth, float32", "floor float32"))
     assert bound == pytest.approx([number / 1000 for number in bandwidth])
 
 

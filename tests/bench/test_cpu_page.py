@@ -21,7 +21,7 @@ PAGE = "Before.\n<!-- cpu.json: {} -->\nold\n<!-- end -->\nAfter.\n"
 
 def make_report() -> Report:
     measurements = (
-        Measurement("read bandwidth", DECODE, "GB/s", (20.0, 24.0)),
+        Measurement("read bandwidth, float32", DECODE, "GB/s", (20.0, 24.0)),
         Measurement("floor float32", DECODE, "tokens/s", (50.0, 50.0)),
         Measurement("draftline float32", DECODE, "tokens/s", (40.0, 45.0)),
         Measurement("transformers float32", DECODE, "tokens/s", (20.0, 30.0)),
@@ -106,7 +106,7 @@ def test_profiles_sum_what_is_small() -> None:
 def test_the_run_is_described() -> None:
     *_, note, bandwidth, links = fill("run")
     assert note == "- A note."
-    assert bandwidth == "- read bandwidth 22.0 [20.0, 24.0] GB/s, measured before each case of each round"
+    assert bandwidth == "- read bandwidth 22.0 [20.0, 24.0] GB/s, measured around each of this engine's turns"
     assert links == "- [all numbers](bench/cpu.json), [plot](bench/cpu.png)"
 
 
