@@ -94,10 +94,12 @@ class Decoder:
     def stream(self, x: str) -> Stream:
         return Stream(self, x)
 
-    def layer(self, stream: Stream, prefix: str) -> None:
-        """Append a whole layer."""
+    def layer(self, stream: Stream, prefix: str) -> str:
+        """Append a whole layer; return what it reads, the output of the layer before."""
         normed = stream.normed(f"{prefix}.input_layernorm.weight")
+        before = stream.value()  # adds nothing: that was done where it was normed
         self.residuals(stream, normed, self.config.hidden_size, prefix)
+        return before
 
     def residuals(self, stream: Stream, attention_input: str, num_inputs: int, prefix: str) -> None:
         """Append attention over ``attention_input [rows, num_inputs]`` and the MLP, each added to the stream."""

@@ -30,8 +30,9 @@ class DraftTaps:
     """What drafters take from the target's forward.
 
     ``captured_layers`` (0-based) and ``final_hidden`` give the columns of the output ``features``: the outputs of these
-    layers, then the last hidden rows after the final norm. ``medusa``: heads in the target's graph, each with
-    ``num_candidates``.
+    layers, then the last hidden rows after the final norm. Taps change no node of the forward: a sum that is captured
+    where another kernel would add and norm it has other bits, and another text. ``medusa``: heads in the target's
+    graph, each with ``num_candidates``.
     """
 
     captured_layers: tuple[int, ...] = ()
@@ -73,12 +74,10 @@ def build_target_graph(
 
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs)
     stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
-    captured: dict[int, str] = {}
-    for layer in range(config.num_hidden_layers):
-        decoder.layer(stream, f"transformer.layers.{layer}")
-        if layer in taps.captured_layers:
-            captured[layer] = stream.value()
+    layers = range(config.num_hidden_layers)
+    inputs = [decoder.layer(stream, f"transformer.layers.{layer}") for layer in layers]
     x = stream.value()
+    layer_outputs = [*inputs[1:], x]
     rows = decoder.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
     logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
     sampled = operators.sample(graph, logits, sampling, edits, config.vocab_size)
@@ -86,7 +85,7 @@ def build_target_graph(
     decoder.output_kv_rows()
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", config.vocab_size])
 
-    features = [captured[layer] for layer in taps.captured_layers]
+    features = [layer_outputs[layer] for layer in taps.captured_layers]
     if taps.final_hidden:
         features.append(decoder.norm(x, FINAL_NORM))
     if features:
