@@ -44,10 +44,11 @@ class Settings:
 
 
 def measure_acceptance(engines: Mapping[str, Path], settings: Settings, say: Say) -> AcceptanceReport:
-    """Measure the draft of each engine directory, by the name it gets in the report, and n-gram lookup in the first.
+    """Measure the draft of each engine directory, by the name it gets in the report, and n-gram lookup in one of them.
 
-    The trees of an engine do not matter: every step drafts a chain, and the target verifies all of it, so that no
-    estimate of what pays is part of the numbers. Prompts are rendered and encoded as a client and the server do.
+    The trees of an engine do not matter: every step drafts a chain, Medusa's no longer than it has heads, and the
+    target verifies all of it, so that no estimate of what pays is part of the numbers. Prompts are rendered and encoded
+    as a client and the server do.
 
     Raises: DraftlineError for engines that have another number of drafts than one, trees that are not as deep, or
     texts that differ from each other, as those of unlike targets do; MissingPackageError without the held-out prompts.
@@ -56,9 +57,10 @@ def measure_acceptance(engines: Mapping[str, Path], settings: Settings, say: Say
     configs = {name: _chain(directory, load_engine_config(directory), settings) for name, directory in engines.items()}
     prompts = {name: _spread(load_held_out(name), settings.num_prompts) for name in settings.held_out}
     first = next(iter(engines))
-    ngram = replace(configs[first], drafts=(DraftConfig("ngram"),))
+    deepest = max(configs, key=lambda name: configs[name].tree.max_depth)  # type: ignore[union-attr]
+    ngram = replace(configs[deepest], drafts=(DraftConfig("ngram"),))
     runs = [(name, engines[name], config) for name, config in configs.items() if not _is_ngram(config)]
-    runs.append((NGRAM, engines[first], ngram))
+    runs.append((NGRAM, engines[deepest], ngram))
     machine = describe_machine()
     found: list[Acceptance] = []
     texts: dict[HeldOut, list[tuple[int, ...]]] = {}
@@ -94,10 +96,16 @@ def _chain(directory: Path, config: EngineConfig, settings: Settings) -> EngineC
     if len(config.drafts) != 1 or config.tree is None:
         cure = "measure a pipeline with one `draft`; n-gram lookup is measured beside it anyway"
         raise DraftlineError(directory, "has one draft", len(config.drafts) or "none", cure)
-    if config.tree.max_depth < settings.max_depth:
-        rule, cure = f"drafts {settings.max_depth} tokens deep", f"build it with tree.max_depth={settings.max_depth}"
+    depth = _depth(config, settings.max_depth)
+    if config.tree.max_depth < depth:
+        rule, cure = f"drafts {depth} tokens deep", f"build it with tree.max_depth={depth}"
         raise DraftlineError(directory, rule, f"tree.max_depth {config.tree.max_depth}", cure)
-    return replace(config, tree=TreeShape("chain", settings.max_depth + 1, settings.max_depth, 1))
+    return replace(config, tree=TreeShape("chain", depth + 1, depth, 1))
+
+
+def _depth(config: EngineConfig, max_depth: int) -> int:
+    """Return how deep an engine's draft is asked to draft: Medusa's no deeper than it has heads."""
+    return min(max_depth, config.drafts[0].num_heads or max_depth)
 
 
 def _is_ngram(config: EngineConfig) -> bool:
@@ -147,7 +155,7 @@ def _check_drafted(name: str, config: EngineConfig, answers: Sequence[Answer], m
 
     Steps are shorter only where an answer has less left to emit than a chain: at most ``max_depth`` steps of each.
     """
-    depth = min(max_depth, config.drafts[0].num_heads or max_depth)
+    depth = _depth(config, max_depth)
     for answer in answers:
         numbers = answer.metrics.speculation
         least = depth * max(numbers.num_steps - max_depth, 0)

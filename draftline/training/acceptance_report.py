@@ -16,7 +16,8 @@ HOW_TO_READ = """\
 acceptance_length counts a step's accepted draft tokens and the token that the target adds, mean over all steps of all
 answers. acceptance_rate_at[d] is the share of steps whose draft token of depth d was accepted, those where nothing was
 drafted included; acceptance_rate is accepted / drafted. Every step drafts a chain, shorter only where an answer has
-less left; n-gram lookup drafts only where it finds something. Decoding is greedy, so all answers are the same text."""
+less left, and Medusa's where it has fewer heads; n-gram lookup drafts only where it finds something. Decoding is
+greedy, so all answers are the same text."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ def test_a_pipeline_serves_what_it_trains_and_says_how(path: Path) -> None:
     assert [(draft.method, draft.checkpoint) for draft in pipeline.draft] == [
         (pipeline.train.method, pipeline.train.checkpoint)
     ]
+    assert pipeline.tree is not None
+    assert pipeline.tree.max_depth <= (pipeline.train.num_heads or pipeline.tree.max_depth), "no tree is deeper"
     assert f"\ntrain:  # draftline train pipelines/{path.name}\n" in path.read_text()
 
 

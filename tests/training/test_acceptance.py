@@ -90,6 +90,19 @@ def test_numbers_are_those_of_the_answers_themselves(engines: dict[str, Path]) -
     assert report.acceptances[0].num_tokens == sum(len(answer.token_ids) for answer in answers)
 
 
+def test_fewer_heads_than_depths_draft_as_deep_as_they_can(engines: dict[str, Path], tmp_path: Path) -> None:
+    target = engines["eagle3"].parent.parent / "target"
+    heads = write_likely_medusa(tmp_path / "heads", target, num_heads=2)
+    options = {"tree": TreeShape("auto", 12, 2, 3), "max_num_tokens": 64, "max_batch_size": 8}
+    (tmp_path / "build").mkdir()
+    medusa = build_tiny_engine(tmp_path / "build", target, drafts=[("medusa", heads)], **options)
+    report = measure_acceptance({"medusa": medusa, "eagle3": engines["eagle3"]}, TINY, lambda line: None)
+    first, second, ngram = (report.acceptances[place] for place in (0, 2, 4))
+    assert (first.draft, first.acceptance_rate_at[2]) == ("medusa", 0.0)
+    assert first.drafted_per_step <= 2.0 < second.drafted_per_step
+    assert (ngram.draft, len(ngram.acceptance_rate_at)) == (NGRAM, 3)
+
+
 def test_unlike_targets_are_refused(engines: dict[str, Path]) -> None:
     with pytest.raises(DraftlineError, match="other: answers as eagle3 does; got another answer to mt-bench/0"):
         measure_acceptance({name: engines[name] for name in ("eagle3", "other")}, TINY, lambda line: None)
