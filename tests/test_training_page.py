@@ -70,3 +70,12 @@ def test_the_trend_is_that_of_the_code() -> None:
     assert "the last three quarters of the tokens" in PAGE
     assert FURTHER == 10
     assert "the line at ten times the tokens" in " ".join(PAGE.split())
+
+
+def test_a_quick_run_is_not_published() -> None:
+    if not NUMBERS.exists():
+        return
+    settings = load_results(NUMBERS).acceptance.settings
+    assert settings["num_prompts"] is None
+    assert settings["max_tokens"] >= 128
+    assert settings["max_depth"] == 5

@@ -69,7 +69,7 @@ def _trainings(results: Results) -> list[str]:
                 f"{training.num_bytes / 1e6:.1f} MB",
                 vocabulary,
                 f"{_count(tokens)} ({tokens / training.provenance['data']['num_tokens']:.1f} passes)",
-                f"{seconds / 60:.0f}",
+                f"{seconds / 60:.1f}",
                 f"{tokens / max(seconds, 1e-9):.0f}",
                 f"{training.curve[-1].acceptance_length:.2f}",
             ]

@@ -152,8 +152,8 @@ def test_trends_find_the_line_that_points_lie_on() -> None:
 
 def test_the_table_of_trainings() -> None:
     _, _, *rows = fill("trainings")
-    assert rows[0] == "| `eagle3` | 24.5 MB | 12,288 (97.0 %) | 400,000 (2.0 passes) | 2 | 3333 | 1.60 |"
-    assert rows[2] == "| `medusa` | 24.5 MB | all | 400,000 (2.0 passes) | 2 | 3333 | 1.15 |"
+    assert rows[0] == "| `eagle3` | 24.5 MB | 12,288 (97.0 %) | 400,000 (2.0 passes) | 2.0 | 3333 | 1.60 |"
+    assert rows[2] == "| `medusa` | 24.5 MB | all | 400,000 (2.0 passes) | 2.0 | 3333 | 1.15 |"
 
 
 def test_the_tables_of_acceptance() -> None:
