@@ -164,8 +164,8 @@ def _sets(results: Results) -> dict[str, list[Acceptance]]:
 
 
 def _conditional(entry: Acceptance) -> list[float]:
-    before = [1.0, *entry.acceptance_rate_at]
-    return [rate / there if there else 0.0 for there, rate in zip(before, entry.acceptance_rate_at, strict=False)]
+    before = [1.0, *entry.acceptance_rate_at[:-1]]
+    return [rate / there if there else 0.0 for there, rate in zip(before, entry.acceptance_rate_at, strict=True)]
 
 
 def _rates(rates: Sequence[float]) -> list[str]:

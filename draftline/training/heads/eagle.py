@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class EagleHead(DraftHead):
 
         The tokens are the text's own (teacher forcing); from depth 2 on, the feature is the row's output before.
         """
-        longest = max((end - start for start, end in zip(rows.starts, rows.starts[1:], strict=False)), default=0)
+        longest = max((end - start for start, end in itertools.pairwise(rows.starts)), default=0)
         self.layer.grow_rotary_tables(longest + num_depths, rows.token_ids.device)
         starts = draft_rows(rows, num_depths)
         # A text's last row has no next token; it is before no chain, so its keys are read by none.
