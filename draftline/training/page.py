@@ -104,11 +104,13 @@ def _ablation(results: Results) -> list[str]:
         for training in trainings:
             (entry,) = [entry for entry in results.acceptances_of(training.draft) if entry.held_out == name]
             steps = f"{training.provenance['settings']['ttt_steps']}"
-            rows.append([SET_NAMES[name], steps, *_rates(_conditional(entry)), f"{entry.acceptance_length:.2f}"])
+            minutes = f"{training.provenance['training']['seconds'] / 60:.0f}"
+            length = f"{entry.acceptance_length:.2f}"
+            rows.append([SET_NAMES[name], steps, minutes, *_rates(_conditional(entry)), length])
     if len(trainings) < 2:
         return []
     depths = [f"{depth}" for depth in range(1, len(_conditional(results.acceptance.acceptances[0])) + 1)]
-    return write_markdown_table(["", "`ttt_steps`", *depths, "`acceptance_length`"], rows)
+    return write_markdown_table(["", "`ttt_steps`", "minutes", *depths, "`acceptance_length`"], rows)
 
 
 def _more(results: Results) -> list[str]:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of how much of the training is used up."""
+"""The learning rate and the depth of training-time test, by how much of the training is used up."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def rate_share_at(progress: float, warmup_share: float) -> float:
         return progress / warmup_share
     share_left = 1.0 if warmup_share == 1 else (1 - progress) / (1 - warmup_share)
     return 0.5 * (1 - math.cos(math.pi * share_left))
+
+
+def ttt_steps_at(progress: float, ttt_steps: int, growth: float) -> int:
+    """Return how many steps are unrolled at ``progress`` (0..1): they grow evenly from 1 during the share ``growth``.
+
+    >>> [ttt_steps_at(progress / 10, 5, 0.5) for progress in range(8)]
+    [1, 2, 3, 4, 5, 5, 5, 5]
+    """
+    return ttt_steps if progress >= growth else min(1 + int(ttt_steps * progress / growth), ttt_steps)
 
 
 def progress_of(tokens: int, total_tokens: int, seconds: float, budget_seconds: float | None) -> float:

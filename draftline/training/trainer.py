@@ -29,7 +29,7 @@ from draftline.training.loading import load_batch
 from draftline.training.optimizers import Optimizers
 from draftline.training.processes import Processes, choose_precision
 from draftline.training.report import Log
-from draftline.training.schedule import progress_of, rate_share_at
+from draftline.training.schedule import progress_of, rate_share_at, ttt_steps_at
 from draftline.training.sums import Sums
 
 LARGEST_GRADIENT_NORM = 0.5
@@ -123,7 +123,7 @@ class Trainer:
         self._optimizers.zero_grad()
         sums = Sums()
         if len(share := self._share(batch)):
-            losses = self._losses(share)
+            losses = self._losses(share, self._num_depths())
             torch.autograd.backward(losses.loss)
             sums.add(losses)
         seconds = clock() if self._processes.is_main else 0.0
@@ -149,6 +149,13 @@ class Trainer:
         self._log.write(
             self._entry(sums) | {"learning_rate": rate_share * settings.learning_rate, "gradient_norm": norm}
         )
+
+    def _num_depths(self) -> int | None:
+        """Return how many depths the next step trains, None = all."""
+        settings = self._settings
+        if settings.ttt_steps is None or settings.ttt_growth is None:
+            return None
+        return ttt_steps_at(self.progress, settings.ttt_steps, settings.ttt_growth)
 
     def _count_watched(self, sequences: NDArray[np.int64]) -> int:
         """Return how many held-back sequences a validation reads: one at least, and few beside what is trained."""

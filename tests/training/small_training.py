@@ -46,7 +46,7 @@ class SmallHead(DraftHead):
 
     def losses(self, batch: Batch, num_depths: int | None = None) -> HeadLoss:
         loss, correct, counted = torch.zeros(()), [], []
-        for depth in range(DEPTHS):
+        for depth in range(min(num_depths or DEPTHS, DEPTHS)):
             ahead = 2 + depth
             rows = slice(0, max(0, batch.token_ids.shape[1] - ahead))
             one_hot = nn.functional.one_hot(batch.token_ids[:, 1:], VOCAB_SIZE).float()[:, rows]

@@ -174,10 +174,10 @@ def test_the_tables_of_acceptance() -> None:
 
 def test_the_ablation_compares_what_follows_a_right_draft() -> None:
     assert fill("ablation")[2:] == [
-        "| MT-bench | 5 | 0.40 | 0.50 | 1.60 |",
-        "| MT-bench | 1 | 0.20 | 0.50 | 1.30 |",
-        "| HumanEval | 5 | 0.40 | 0.50 | 1.60 |",
-        "| HumanEval | 1 | 0.20 | 0.50 | 1.30 |",
+        "| MT-bench | 5 | 2 | 0.40 | 0.50 | 1.60 |",
+        "| MT-bench | 1 | 2 | 0.20 | 0.50 | 1.30 |",
+        "| HumanEval | 5 | 2 | 0.40 | 0.50 | 1.60 |",
+        "| HumanEval | 1 | 2 | 0.20 | 0.50 | 1.30 |",
     ]
     found = make_results()
     assert fill("ablation", replace(found, trainings=found.trainings[:1])) == [NOT_MEASURED]

@@ -24,7 +24,7 @@ from draftline.training.examples import Examples
 from draftline.training.loading import load_batch
 from draftline.training.processes import Processes, choose_precision
 from draftline.training.report import LOG_FILE, load_log, write_plots, write_table
-from draftline.training.schedule import rate_share_at
+from draftline.training.schedule import rate_share_at, ttt_steps_at
 from draftline.training.trainer import Trainer
 from tests.training.small_training import SmallHead, small_examples, small_settings, small_trainer, train_small
 
@@ -91,6 +91,20 @@ def test_the_rate_rises_and_falls_to_nothing(tmp_path: Path) -> None:
     assert (rates[0], rates[-1] < 0.02 * max(rates)) == (0.0, True)
     assert doctest.testmod(draftline.training.schedule).failed == 0
     assert rate_share_at(0.5, 1.0) == 0.5
+
+
+def test_the_unrolled_steps_grow_during_their_share_of_the_training(tmp_path: Path) -> None:
+    def depths(directory: str, **changes: Any) -> list[int]:
+        train_small(tmp_path / directory, small_settings(**changes))
+        return [len(entry["acceptance"]) for entry in load_log(tmp_path / directory / LOG_FILE)[0]]
+
+    grown = depths("grown", method="eagle3", ttt_steps=2, ttt_growth=0.8)
+    assert grown == sorted(grown)
+    assert 0.3 < grown.count(1) / len(grown) < 0.5
+    assert set(depths("published", method="eagle3", ttt_steps=2)) == {2}
+    assert set(depths("other", method="eagle1")) == {2}
+    assert ttt_steps_at(0.0, 5, 0.0) == 5
+    assert [ttt_steps_at(share, 3, 1.0) for share in (0.0, 0.34, 0.67, 1.0)] == [1, 2, 3, 3]
 
 
 def test_minutes_end_a_training_early_with_a_low_rate(tmp_path: Path) -> None:
