@@ -11,6 +11,7 @@ import pytest
 from draftline.bench.host_overhead import measure_host_overhead
 from draftline.bench.report import write_report, write_table
 from draftline.bench.speculation import HOST_CASES, Settings, describe_acceptance, main, run_speculation_bench
+from draftline.bench.systems import InProcessSystem
 from draftline.config import Pipeline
 from draftline.errors import DraftlineError
 from draftline.runtime.speculation_numbers import SpeculationNumbers
@@ -53,6 +54,24 @@ def test_measures_both_systems_acceptance_and_the_host(tmp_path: Path, monkeypat
     write_report(report, tmp_path / "out")
     document = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert document["findings"]["acceptance, batch 1"] == report.findings["acceptance, batch 1"]
+
+
+def test_a_users_prompts_are_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftline.bench.rounds.SETTLE_SECONDS", 0.0)
+    asked: list[str] = []
+    answer = InProcessSystem.answer
+
+    def note(system: InProcessSystem, prompts: Any, num_tokens: int) -> Any:
+        asked.extend(prompts)
+        return answer(system, prompts, num_tokens)
+
+    monkeypatch.setattr(InProcessSystem, "answer", note)
+    prompts = [f"prompt {number}" for number in range(9)]
+    settings = Settings(num_rounds=2, num_tokens=64, batch_sizes=(1, 3), num_host_steps=3)
+    report = run_speculation_bench(build(tmp_path, draft={"method": "ngram"}), settings, lambda line: None, prompts)
+    assert report.settings["num_prompts"] == 9
+    assert {prompt for prompt in prompts if any(prompt in one for one in asked)} == set(prompts)
+    assert all(one.startswith("<|im_start|>user\nprompt") for one in asked)
 
 
 def test_a_build_without_a_draft_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
