@@ -10,7 +10,8 @@ import pytest
 from draftline.bench.prompts import prompts_workload, read_prompts, render_prompts
 from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.errors import DraftlineError
-from draftline.training.prompts.held_out import load_held_out, main
+from draftline.training.prompts.__main__ import main
+from draftline.training.prompts.held_out import load_held_out
 from tests.tiny_checkpoints import write_tiny_checkpoint
 
 

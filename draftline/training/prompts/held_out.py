@@ -1,18 +1,12 @@
-"""Prompts to measure with, which no draft may have been trained on.
-
-``python -m draftline.training.prompts.held_out NAME`` prints them as JSON lines, for ``scripts/bench_speculation``.
-"""
+"""Prompts to measure with, which no draft may have been trained on."""
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from draftline.errors import DraftlineError
 from draftline.training.prompts.prompt import Prompt
 from draftline.training.prompts.resources import is_installed, package_path
 
@@ -54,20 +48,3 @@ def _entries(name: HeldOut) -> Iterator[Any]:
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     return (json.loads(line) for line in text.split("\n") if line.strip())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a set; return 0, or 2 after printing an error."""
-    parser = argparse.ArgumentParser(prog="held_out", description=__doc__)
-    parser.add_argument("name", choices=sorted(PACKAGES), metavar="NAME", help=" or ".join(sorted(PACKAGES)))
-    try:
-        for prompt in load_held_out(parser.parse_args(arguments).name):
-            print(json.dumps({"name": prompt.name, "prompt": prompt.text}))
-    except DraftlineError as error:
-        print(f"held_out: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
