@@ -13,7 +13,7 @@ TrainedMethod = Literal["eagle3", "eagle1", "medusa"]
 PromptSource = Literal["own", "topics", "problems", "code", "python-docs", "text", "lm-eval"]
 
 DEFAULTS_BY_METHOD: dict[str, dict[str, object]] = {
-    "eagle3": {"ttt_steps": 5, "ttt_growth": 0.0, "ttt_decay": 0.8, "draft_vocab_size": 12288},
+    "eagle3": {"ttt_steps": 5, "ttt_growth": 0.0, "ttt_share": 1.0, "ttt_decay": 0.8, "draft_vocab_size": 12288},
     "medusa": {"num_heads": 4, "own_lm_heads": False},
 }
 SERVED_AS: dict[str, tuple[str, ...]] = {"eagle3": ("eagle3",), "eagle1": ("eagle1", "eagle2"), "medusa": ("medusa",)}
@@ -88,6 +88,14 @@ class Train(Block):
         description="Of `eagle3`, 0 unless given: the share of the training in which the steps grow from 1 to "
         "`ttt_steps`. A step less is a faster batch: more tokens in the same minutes.",
         examples=[0.5],
+    )
+    ttt_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Of `eagle3`, 1 unless given: the share of positions, drawn anew for each batch, that go on beyond "
+        "the first step; their losses count for those left out. Less is faster, and noisier.",
+        examples=[0.25],
     )
     ttt_decay: float | None = Field(
         None,

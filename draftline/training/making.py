@@ -50,11 +50,19 @@ def make_head(
     assert settings.draft_vocab_size is not None
     assert settings.ttt_steps is not None
     assert settings.ttt_decay is not None
+    assert settings.ttt_share is not None
     vocab_size = target.config.vocab_size
     draft_vocab_size = min(settings.draft_vocab_size, vocab_size)
     vocabulary = choose_draft_vocabulary(
         examples.token_ids, examples.is_answer, vocab_size, draft_vocab_size, target.config.eos_token_ids
     )
     config = describe_eagle3(target.config, examples.captured_layers, draft_vocab_size)
-    head = Eagle3Head(config, target, vocabulary.target_ids, ttt_steps=settings.ttt_steps, ttt_decay=settings.ttt_decay)
+    head = Eagle3Head(
+        config,
+        target,
+        vocabulary.target_ids,
+        ttt_steps=settings.ttt_steps,
+        ttt_decay=settings.ttt_decay,
+        ttt_share=settings.ttt_share,
+    )
     return head, {"draft_vocab_size": draft_vocab_size, "draft_vocab_coverage": round(vocabulary.coverage, 5)}

@@ -141,6 +141,7 @@ BROKEN_RULES = [
     ["draft.method=ngram", "tree.max_nodes=1000"],
     [*TRAIN, "train.ttt_steps=3"],
     [*TRAIN, "train.ttt_growth=0.5"],
+    [*TRAIN, "train.ttt_share=0.5"],
     [*TRAIN, "train.ttt_decay=0.5"],
     [*TRAIN, "train.draft_vocab_size=100"],
     [*TRAIN, "train.num_heads=2"],

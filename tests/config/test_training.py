@@ -22,7 +22,7 @@ def load(directory: Path, method: str, *overrides: str) -> Pipeline:
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        ("eagle3", {"ttt_steps", "ttt_growth", "ttt_decay", "draft_vocab_size"}),
+        ("eagle3", {"ttt_steps", "ttt_growth", "ttt_share", "ttt_decay", "draft_vocab_size"}),
         ("eagle1", set()),
         ("medusa", {"num_heads", "own_lm_heads"}),
     ],
@@ -30,7 +30,7 @@ def load(directory: Path, method: str, *overrides: str) -> Pipeline:
 def test_a_method_gets_its_own_settings_and_no_others(tmp_path: Path, method: str, own: set[str]) -> None:
     train = load(tmp_path, method).train
     assert train is not None
-    fields = ("ttt_steps", "ttt_growth", "ttt_decay", "draft_vocab_size", "num_heads", "own_lm_heads")
+    fields = ("ttt_steps", "ttt_growth", "ttt_share", "ttt_decay", "draft_vocab_size", "num_heads", "own_lm_heads")
     assert {name for name in fields if getattr(train, name) is not None} == own
 
 

@@ -36,14 +36,16 @@ class EagleHead(DraftHead):
         """Return the residual stream and what attention reads, of rows of any depth."""
         raise NotImplementedError
 
-    def chains(self, rows: Rows, num_depths: int) -> list[tuple[Tensor, Tensor]]:
+    def chains(self, rows: Rows, num_depths: int, share: float = 1.0) -> list[tuple[Tensor, Tensor]]:
         """Draft behind every row: by depth, the rows where the chains start and the outputs ``[R, h]`` there.
+
+        A random ``share`` of the chains goes deeper than one token.
 
         The tokens are the text's own (teacher forcing); from depth 2 on, the feature is the row's output before.
         """
         longest = max((end - start for start, end in itertools.pairwise(rows.starts)), default=0)
         self.layer.grow_rotary_tables(longest + num_depths, rows.token_ids.device)
-        starts = draft_rows(rows, num_depths)
+        starts = draft_rows(rows, num_depths, share)
         # A text's last row has no next token; it is before no chain, so its keys are read by none.
         next_ids = torch.cat([rows.token_ids[1:], rows.token_ids[:1]])
         x, attention_input = self.layer_inputs(self.target_embedding[next_ids], self.first_hidden(rows))

@@ -56,6 +56,8 @@ class Eagle3Head(EagleHead):
     - the loss of step j is ``-sum(softmax(target logits of the draft's vocabulary) * log_softmax(logits))``, weighted
       by ``ttt_decay ** j`` (0.8), where the predicted token is of the answer and the target's choice in the vocabulary.
       The code averages over all positions of a step; here ``HeadLoss.num_positions`` divides the sum of all steps;
+    - ``ttt_share`` below 1 is not of the paper: of the chains that go beyond their first step a random share does, and
+      their losses there are divided by it, so that the expected gradient is the same;
     - ``lm_head`` and the final norm start as the target's and are trained; the embedding is the target's and is not;
       ``fc`` starts with the last captured layer's output, see ``pass_last_feature``.
 
@@ -78,11 +80,12 @@ class Eagle3Head(EagleHead):
         *,
         ttt_steps: int,
         ttt_decay: float,
+        ttt_share: float = 1.0,
     ) -> None:
         super().__init__(config, target)
         assert config.method == "eagle3"
         assert config.draft_vocab_size == len(target_ids)
-        self.ttt_steps, self.ttt_decay = ttt_steps, ttt_decay
+        self.ttt_steps, self.ttt_decay, self.ttt_share = ttt_steps, ttt_decay, ttt_share
         ids = torch.from_numpy(np.asarray(target_ids, np.int64))
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.captured_layers) * config.target_hidden_size, hidden, bias=False)
@@ -106,9 +109,12 @@ class Eagle3Head(EagleHead):
             rule = f"a row has features of {len(config.captured_layers)} layers and the final one, {width} numbers"
             raise CheckpointError("features", rule, batch.features.shape[-1], "capture the features of this head")
         rows = real_rows(batch)
-        chains = [(chosen, self.normed(hidden)) for chosen, hidden in self.chains(rows, num_depths or self.ttt_steps)]
+        share = self.ttt_share if self.training else 1.0
+        chains = self.chains(rows, num_depths or self.ttt_steps, share)
+        normed = [(chosen, self.normed(hidden)) for chosen, hidden in chains]
         weights = [self.ttt_decay**step if step < self.ttt_steps else 0.0 for step in range(len(chains))]
-        return self.classify(rows, chains, self.lm_head, weights, self.target_columns, self.column_of)
+        weights[1:] = [weight / share for weight in weights[1:]]
+        return self.classify(rows, normed, self.lm_head, weights, self.target_columns, self.column_of)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return what ``lm_head`` reads of outputs ``[R, h]``."""

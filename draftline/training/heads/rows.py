@@ -38,8 +38,10 @@ def real_rows(batch: Batch) -> Rows:
     )
 
 
-def draft_rows(rows: Rows, num_depths: int) -> list[Tensor]:
+def draft_rows(rows: Rows, num_depths: int, share: float = 1.0) -> list[Tensor]:
     """Return the rows whose draft has a token of each depth, ascending; those of a depth are among those before.
+
+    A random ``share`` of the drafts goes deeper than one token.
 
     Row t is the newest one with the target's features; token t + 1 is the root, and the token of depth d is compared
     with token t + 1 + d of the text. It counts where this token and those of lower depths are of the answer.
@@ -52,4 +54,6 @@ def draft_rows(rows: Rows, num_depths: int) -> list[Tensor]:
         chosen, drafted = chosen[is_inside], drafted[is_inside]
         chosen = chosen[rows.is_answer[drafted]]
         found.append(chosen)
+        if depth == 1 and share < 1:
+            chosen = chosen[torch.rand(len(chosen), device=chosen.device) < share]
     return found

@@ -81,20 +81,22 @@ class _Fused(torch.autograd.Function):
             chunk = slice(first, min(first + size, len(targets)))
             probs, choices = targets.rows(chunk.start, chunk.stop)
             for depth, weight in enumerate(weights):
-                logits = (x[depth, chunk] @ projection.T).float()
-                has_loss = is_there[depth, chunk] & (choices >= 0)
+                rows, those = _find_rows(is_there[depth], chunk)
+                of_target, choice = probs[those], choices[those]
+                logits = (x[depth, rows] @ projection.T).float()
+                has_loss = is_there[depth, rows] & (choice >= 0)
                 row_weights = has_loss * weight
-                is_counted[depth, chunk] = has_loss
-                is_correct[depth, chunk] = has_loss & (logits.argmax(-1) == choices)
+                is_counted[depth, rows] = has_loss
+                is_correct[depth, rows] = has_loss & (logits.argmax(-1) == choice)
                 logits -= logits.amax(-1, keepdim=True)
-                expected = torch.linalg.vecdot(probs, logits)
+                expected = torch.linalg.vecdot(of_target, logits)
                 masses = logits.exp_().sum(-1)
                 loss += (row_weights * (masses.log() - expected)).sum()
                 if gradients is not None and weight:
                     logits /= masses[:, None]
-                    logits -= probs
+                    logits -= of_target
                     logits *= row_weights[:, None]
-                    gradients.add(depth, chunk, logits)
+                    gradients.add(depth, rows, logits)
         if gradients is not None:
             ctx.save_for_backward(*gradients.finish())
         ctx.mark_non_differentiable(is_counted, is_correct)
@@ -105,6 +107,14 @@ class _Fused(torch.autograd.Function):
         of_hidden, of_lm_head = ctx.saved_tensors
         lm_head_needs = ctx.needs_input_grad[1]
         return of_hidden * of_loss, of_lm_head * of_loss if lm_head_needs else None, None, None, None, None, None
+
+
+def _find_rows(is_there: Tensor, chunk: slice) -> tuple[slice | Tensor, slice | Tensor]:
+    """Return the rows of a chunk that are there, and their places in it; all where most are, to gather nothing."""
+    places = is_there[chunk].nonzero()[:, 0]
+    if 2 * len(places) > chunk.stop - chunk.start:
+        return chunk, slice(None)
+    return places + chunk.start, places
 
 
 class _Gradients:
@@ -122,13 +132,13 @@ class _Gradients:
         self._waiting, self._waiting_x = x.new_empty(most, num_columns), x.new_empty(most, width)
         self._num_waiting = 0
 
-    def add(self, depth: int, chunk: slice, of_logits: Tensor) -> None:
+    def add(self, depth: int, rows: slice | Tensor, of_logits: Tensor) -> None:
         if not len(self._of_projection):
-            self._of_hidden[depth, chunk] = of_logits.to(self._x.dtype) @ self._projection
+            self._of_hidden[depth, rows] = of_logits.to(self._x.dtype) @ self._projection
             return
         waiting = slice(self._num_waiting, self._num_waiting + len(of_logits))
-        self._waiting[waiting], self._waiting_x[waiting] = of_logits, self._x[depth, chunk]
-        self._of_hidden[depth, chunk] = self._waiting[waiting] @ self._projection
+        self._waiting[waiting], self._waiting_x[waiting] = of_logits, self._x[depth, rows]
+        self._of_hidden[depth, rows] = self._waiting[waiting] @ self._projection
         self._num_waiting = waiting.stop
         if self._num_waiting >= GRADIENT_ROWS:
             self._flush()

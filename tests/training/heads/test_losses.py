@@ -64,6 +64,26 @@ def test_eagle3_is_the_dense_reference(target: TinyTarget, batch: Batch, steps: 
     assert found.keys() == dense.weights.keys()
 
 
+def test_a_share_of_chains_goes_deeper_and_counts_for_the_rest(target: TinyTarget, batch: Batch) -> None:
+    """The mean of many draws is the loss of all chains, within five standard errors; evaluation takes all."""
+    whole, part = (make_head("eagle3", target.tensors, ttt_share=share) for share in (1.0, 0.4))
+    assert torch.equal(whole(batch).loss, part(batch).loss)
+    expected = float(whole.train()(batch).loss.detach())
+    losses, shares = [], []
+    for seed in range(300):
+        torch.manual_seed(seed)
+        result = part.train()(batch)
+        losses.append(float(result.loss.detach()))
+        first, *deeper = result.num_counted.tolist()
+        assert first == int(whole(batch).num_counted[0])
+        shares.append(deeper[0] / int(whole(batch).num_counted[1]))
+        assert deeper == sorted(deeper, reverse=True)
+    error = torch.tensor(losses).std() / len(losses) ** 0.5
+    assert abs(sum(losses) / len(losses) - expected) < 5 * float(error)
+    assert float(error) > 0
+    assert 0.37 < sum(shares) / len(shares) < 0.43
+
+
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_chains_see_what_the_dense_mask_shows(target: TinyTarget, data: st.DataObject) -> None:
