@@ -73,6 +73,12 @@ RULES = (
         "add the draft's checkpoint, or remove it from an ngram draft",
     ),
     Rule(
+        ("draft.weights_dtype", "draft.method"),
+        lambda weights_dtype, method: weights_dtype is None or method != "ngram",
+        "stands beside a draft with weights, which ngram has not",
+        "remove it",
+    ),
+    Rule(
         ("draft.method", "draft.earlier_methods"),
         lambda method, earlier_methods: method not in earlier_methods,
         "each draft of a list has another method",

@@ -67,6 +67,12 @@ class Draft(Block):
         "which has no weights.",
         examples=["drafts/my-model-eagle3"],
     )
+    weights_dtype: Literal["float32", "int8", "int4"] | None = Field(
+        None,
+        description="What the draft's own matrices are stored and multiplied in; `engine.weights_dtype` unless given. "
+        "Rounding them changes no answer, only how often the draft is right.",
+        examples=["int8"],
+    )
 
 
 class Tree(Block):

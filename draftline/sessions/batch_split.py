@@ -42,9 +42,9 @@ class StepCost:
         return cls._of_sizes(count_parameters(model), model.num_hidden_layers, q_size, kv_size, weights_dtype)
 
     @classmethod
-    def of_draft(cls, draft: DraftConfig, weights_dtype: str) -> StepCost:
+    def of_draft(cls, draft: DraftConfig) -> StepCost:
         q_size, kv_size = (n * draft.head_size for n in (draft.num_attention_heads, draft.num_key_value_heads))
-        return cls._of_sizes(draft.num_parameters, draft.num_layers, q_size, kv_size, weights_dtype)
+        return cls._of_sizes(draft.num_parameters, draft.num_layers, q_size, kv_size, draft.weights_dtype)
 
     @classmethod
     def _of_sizes(cls, num_parameters: int, layers: int, q_size: int, kv_size: int, weights_dtype: str) -> StepCost:

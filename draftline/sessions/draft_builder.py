@@ -33,10 +33,14 @@ HEAD_METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3", "med
 
 @dataclass(frozen=True)
 class DraftSource:
-    """A drafter to build: ``checkpoint`` is the folder of the converted checkpoint, None for ``ngram``."""
+    """A drafter to build: ``checkpoint`` is the folder of the converted checkpoint, None for ``ngram``.
+
+    ``weights_dtype``: of its own matrices, None = as the target's.
+    """
 
     method: DraftMethod
     checkpoint: Path | None = None
+    weights_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ def _describe(
         return DraftParts(DraftConfig(source.method))
     # A tree's deepest nodes stand behind the last position of a text.
     num_positions = max_seq_len + tree.max_depth
+    weights_dtype = source.weights_dtype or weights_dtype
     if source.method == "draft_model":
         return _describe_model(index, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
     return _describe_head(index, source, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
@@ -150,6 +155,7 @@ def _describe_model(
         num_key_value_heads=model.num_key_value_heads,
         head_size=model.head_size,
         num_parameters=count_parameters(model),
+        weights_dtype=weights_dtype,
     )
     first = rotary_entries(
         model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
@@ -175,6 +181,7 @@ def _describe_head(
             method=source.method,
             num_candidates=_num_candidates(index, tree, head.vocab_size),
             num_heads=head.num_heads,
+            weights_dtype=weights_dtype,
         )
         first: tuple[TensorEntry, ...] = ()
         outer: tuple[str, ...] = tuple(f"medusa_heads.{number}.lm_head" for number in range(head.num_heads))
@@ -190,6 +197,7 @@ def _describe_head(
             hidden_size=head.hidden_size,
             feature_size=eagle.feature_size(head),
             num_parameters=_count_head_parameters(head),
+            weights_dtype=weights_dtype,
         )
         first = rotary_entries(
             head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions

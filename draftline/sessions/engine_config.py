@@ -15,7 +15,7 @@ from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
-FORMAT_VERSION = 5  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 6  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
 PoolDtype = Literal["float32", "float16"]
@@ -31,7 +31,7 @@ class DraftConfig:
     - ``max_position_embeddings``: positions the checkpoint was trained for; 0 = no limit of its own.
     - ``num_heads``: of Medusa, hence the greatest depth it drafts.
     - ``num_layers``, ``num_attention_heads``, ``num_key_value_heads``, ``head_size``: of the drafter's own layers.
-    - ``num_parameters``: that a forward of the drafter reads.
+    - ``num_parameters``: that a forward of the drafter reads; ``weights_dtype``: of its own matrices, "" without.
     - ``hidden_size``: columns of an EAGLE head's output, which later forwards are fed with.
     - ``feature_start``, ``feature_size``: the columns of the target's features that an EAGLE head reads.
     """
@@ -48,6 +48,7 @@ class DraftConfig:
     feature_start: int = 0
     feature_size: int = 0
     num_parameters: int = 0
+    weights_dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class OnnxRuntimeDraftSession:
         self._row_names = ("kv_rows", "hidden") if self._is_head else ("kv_rows",)
         self._sample_names = ("candidate_ids", "candidate_log_probs", *(() if self._is_head else ("sampled_ids",)))
         self._features = np.empty((0, draft.feature_size), np.float32)  # kept ones of the target, by place
-        cost = StepCost.of_draft(draft, config.weights_dtype)
+        cost = StepCost.of_draft(draft)
         self._passes = choose_passes(config, cost, repeats_single_rows=False)
         self._no_kept_kv = np.empty(
             (0, 2 * draft.num_layers * draft.num_key_value_heads, draft.head_size), config.pool_dtype

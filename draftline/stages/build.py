@@ -28,7 +28,11 @@ def run(call: StageCall) -> BuildResult:
     if kernels != "native" and engine.kernels == "auto":
         call.say(f"no native CPU kernels ({why_not_native()}): ONNX Runtime's serve, slower; {CURE}")
     drafts = [
-        DraftSource(draft.method, draft_checkpoint(call.build_directory, index) if draft.checkpoint else None)
+        DraftSource(
+            draft.method,
+            draft_checkpoint(call.build_directory, index) if draft.checkpoint else None,
+            draft.weights_dtype,
+        )
         for index, draft in enumerate(call.pipeline.draft)
     ]
     build_engine(
@@ -66,6 +70,7 @@ STAGE = Stage(
     run=run,
     settings=(
         "draft.method",
+        "draft.weights_dtype",
         "tree.kind",
         "tree.choices",
         "tree.max_nodes",

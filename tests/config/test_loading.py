@@ -129,6 +129,7 @@ BROKEN_RULES = [
     ["serve.grpc_port=8000"],
     ["serve.metrics_port=8001"],
     ["draft.method=eagle3"],
+    ["draft.method=ngram", "draft.weights_dtype=int8"],
     ["tree.kind=auto"],
     ["acceptance.rule=exact"],
     ["draft.method=ngram", "acceptance.epsilon=0.1"],

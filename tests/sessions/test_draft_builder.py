@@ -14,8 +14,10 @@ import pytest
 from draftline.checkpoints.safetensors_file import tensor_locations
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import ArtifactError, BuildError
+from draftline.generation import load_engine
 from draftline.sessions.draft_builder import DraftSource, describe_drafts
 from draftline.sessions.engine_config import DraftConfig, DraftMethod, load_engine_config, write_engine_config
+from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.opening import open_draft_sessions, open_session
 from draftline.speculation import Acceptance, TreeShape
 from tests.sessions.tiny_engines import build_tiny_engine, convert_tiny_draft
@@ -61,6 +63,27 @@ def test_the_config_names_the_drafts(engine: Path) -> None:
     assert [draft.num_heads for draft in config.drafts] == [0, 0, 5, 0, 0]
     assert (config.tree, config.acceptance) == (STATIC, TYPICAL)
     assert config.drafts[0] == DraftConfig("ngram")
+
+
+@pytest.mark.parametrize("method", ["eagle1", "eagle3", "medusa", "draft_model"])
+@pytest.mark.parametrize("kernels", ["native", "onnxruntime"])
+def test_drafts_in_int8_beside_a_target_in_float32(
+    directory: Path, tmp_path: Path, method: DraftMethod, kernels: Kernels
+) -> None:
+    """The target's tensors, borrowed ones too, stay in float32; the text is that of plain decoding."""
+    rounded, exact = (
+        build(directory, [method], CHAIN, tmp_path / name, draft_weights_dtype=dtype, kernels=kernels)
+        for name, dtype in (("rounded", "int8"), ("exact", None))
+    )
+    assert load_engine_config(rounded).weights_dtype == "float32"
+    assert [load_engine_config(path).drafts[0].weights_dtype for path in (rounded, exact)] == ["int8", "float32"]
+    assert any("int8" in name for name in tensor_locations(rounded / "draft-0.safetensors"))
+    assert (rounded / "rank0.safetensors").stat().st_size == (exact / "rank0.safetensors").stat().st_size
+    with load_engine(rounded) as loaded:
+        (drafted,) = loaded.generate([[5, 6, 7, 8]], max_tokens=24)
+        (plain,) = loaded.generate([[5, 6, 7, 8]], max_tokens=24, speculate=False)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.metrics.speculation.num_drafted_tokens > 0
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle3", "draft_model"])

@@ -40,6 +40,7 @@ def build_tiny_engine(
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
     captured_layers: Sequence[int] | None = None,
+    draft_weights_dtype: str | None = None,
 ) -> Path:
     """Convert ``checkpoint`` and the published checkpoints of ``drafts``, and build their engine below ``directory``.
 
@@ -49,7 +50,11 @@ def build_tiny_engine(
     if not converted.exists():
         convert_checkpoint(checkpoint, converted, dtype, lambda done, total: None)
     sources = [
-        DraftSource(method, source and convert_tiny_draft(directory, method, source, converted, dtype))
+        DraftSource(
+            method,
+            source and convert_tiny_draft(directory, method, source, converted, dtype),
+            source and draft_weights_dtype,
+        )
         for method, source in drafts
     ]
     engine.mkdir()
