@@ -1,0 +1,86 @@
+"""What kernels are compiled for: the model's side (``KernelShape``) and the machine's (``KernelConfiguration``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from draftline.errors import BuildError
+
+Dtype = Literal["float16", "bfloat16", "float32"]
+KvDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
+
+DTYPES = ("float16", "bfloat16", "float32")
+KV_DTYPES = (*DTYPES, "float8_e4m3fn")
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_HEAD_SIZE = 256
+MAX_GROUP = 64  # query heads of one key/value head: a tile of scores has a row for each
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """One TreeAttention of a model.
+
+    - ``num_heads``, ``num_kv_heads``, ``head_size``, ``block_size``, ``window``: the operator's attributes.
+    - ``dtype``: of ``q``, ``k_new``, ``v_new`` and ``out``. ``kv_dtype``: of ``kv_pool``; float8_e4m3fn has scales,
+      which are arguments of the launch, as ``scale`` is.
+
+    Raises: BuildError where the kernels have no code for it.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: Dtype = "float16"
+    kv_dtype: KvDtype = "float16"
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        where = "TreeAttention kernel"
+        if self.dtype not in DTYPES:
+            raise BuildError(where, f"dtype is one of {', '.join(DTYPES)}", self.dtype, "choose one of them")
+        if self.kv_dtype not in KV_DTYPES:
+            raise BuildError(where, f"kv_dtype is one of {', '.join(KV_DTYPES)}", self.kv_dtype, "choose one of them")
+        if self.block_size not in BLOCK_SIZES:
+            rule = f"block_size is one of {', '.join(map(str, BLOCK_SIZES))}"
+            raise BuildError(where, rule, self.block_size, "set kv_cache.block_size to one of them")
+        if not (8 <= self.head_size <= MAX_HEAD_SIZE and self.head_size % 8 == 0):
+            rule = f"head_size is a multiple of 8, {MAX_HEAD_SIZE} at most"
+            raise BuildError(where, rule, self.head_size, "run this model with engine.backend: onnxruntime")
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads or not 1 <= self.group <= MAX_GROUP:
+            rule = f"num_heads is 1 to {MAX_GROUP} times num_kv_heads"
+            got = f"{self.num_heads} and {self.num_kv_heads}"
+            raise BuildError(where, rule, got, "run this model with engine.backend: onnxruntime")
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded_head_size(self) -> int:
+        """Columns of a tile: the head size, raised to a power of two; what is added is masked, never read."""
+        return max(16, 1 << (self.head_size - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class KernelConfiguration:
+    """How the kernels cut their work. Bits of a result depend on it; on nothing else but the row's own sequence.
+
+    - ``tile_rows``: rows of a tile of scores, a power of two: ``tile_rows // group`` in-step tokens, ``group`` query
+      heads each. ``tile_keys``: committed keys of a tile.
+    - A sequence's committed keys are cut into at most ``max_sections`` sections of ``min_section_keys`` or more, one
+      program each, merged by the second kernel. A sequence with more than ``max_split_rows`` in-step tokens, a prefill
+      chunk, has one section: its rows are parallel enough, and its partial results would be large.
+    - ``num_warps``, ``num_stages``: of the compiler.
+    """
+
+    tile_rows: int
+    tile_keys: int
+    min_section_keys: int
+    max_sections: int
+    max_split_rows: int
+    num_warps: int
+    num_stages: int
