@@ -27,6 +27,7 @@ FLOORS = {
     "draftline.quantization": 1,
     "draftline.oracle": 1,
     "draftline.checkpoints": 2,
+    "draftline.kernels": 2,
     "draftline.graphs": 3,
     "draftline.sessions": 4,
     "draftline.runtime": 5,

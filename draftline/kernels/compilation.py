@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from draftline.errors import BuildError
+from draftline.kernels.cache import load_or_compile
+from draftline.kernels.compiled import CompiledKernel
+from draftline.kernels.configurations import default_configuration
+from draftline.kernels.devices import ARCHITECTURES
 from draftline.kernels.shape import KernelConfiguration, KernelShape
+from draftline.kernels.source import MODULES
 
-ARCHITECTURES = (80, 86, 89, 90, 100, 120)
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """One kernel for one architecture.
-
-    - ``name``: ``tree_attention``, ``tree_attention_reduce`` or ``commit_rows``; ``entry``: its symbol in the cubin.
-    - ``arguments``: in launch order, names from contract.yaml; ``argument_types``: of each, ``pointer``, ``int32``,
-      ``int64`` or ``float32``. ``global_scratch`` and ``profile_scratch`` are the compiler's: null pointers.
-    - A block has ``32 * num_warps`` threads and ``shared_bytes`` of dynamic shared memory (more than 48 KiB must be
-      allowed by ``cuFuncSetAttribute`` first). Grids: ``draftline.kernels.launches``.
-    """
-
-    name: str
-    architecture: int
-    entry: str
-    cubin: bytes
-    ptx: str
-    shared_bytes: int
-    num_warps: int
-    num_registers: int
-    spill_bytes: int
-    arguments: tuple[str, ...]
-    argument_types: tuple[str, ...]
+__all__ = ["ARCHITECTURES", "CompiledKernel", "compile_kernels"]
 
 
 def compile_kernels(
@@ -41,5 +22,20 @@ def compile_kernels(
     cache: Path | None = None,
     configuration: KernelConfiguration | None = None,
 ) -> tuple[CompiledKernel, ...]:
-    """Compile the three kernels for each of ``architectures``, in that order."""
-    raise NotImplementedError
+    """Compile the three kernels for each of ``architectures``, in that order.
+
+    ``cache``: a folder of kernels by the hash of their source and of all that they are compiled with; None = compile
+    anew. ``configuration``: None = the default of the shape on each architecture.
+
+    Raises: BuildError for an architecture that is not among ``ARCHITECTURES``, or whose shared memory is too small for
+    the configuration; MissingPackageError without Triton; ArtifactError for a damaged file in the cache.
+    """
+    for architecture in architectures:
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(map(str, ARCHITECTURES))
+            raise BuildError("TreeAttention kernel", f"architecture is one of {known}", architecture, "choose of them")
+    return tuple(
+        load_or_compile(name, shape, configuration or default_configuration(shape, architecture), architecture, cache)
+        for architecture in architectures
+        for name in MODULES
+    )

@@ -1,4 +1,4 @@
-"""What a call launches: kernels, grids, workspace. Integers of the host alone; sequences are looked up on the device."""
+"""What a call launches: kernels, grids, workspace. From the host's integers alone."""
 
 from __future__ import annotations
 

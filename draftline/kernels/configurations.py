@@ -1,0 +1,10 @@
+"""Configurations of the kernels by shape and architecture."""
+
+from __future__ import annotations
+
+from draftline.kernels.shape import KernelConfiguration, KernelShape
+
+
+def default_configuration(shape: KernelShape, architecture: int) -> KernelConfiguration:
+    """Return the configuration of ``shape`` on ``architecture``; only warps and stages depend on the latter."""
+    return KernelConfiguration(64, 32, 512, 32, 64, 4, 2)
