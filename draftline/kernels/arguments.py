@@ -47,6 +47,9 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "layer_stride": "i64",
     },
 }
+# Columns of a head that the kernel holds in one tensor: with as many columns as rows or fewer, Triton gives each warp
+# rows of its own, and no two of them meet in a maximum or a sum.
+COLUMN_PART = 64
 TRITON_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "u8"}
 ARGUMENT_TYPES = {"i32": "int32", "i64": "int64", "fp32": "float32"}
 
@@ -86,10 +89,20 @@ def constants(name: str, shape: KernelShape, configuration: KernelConfiguration)
         "WINDOW": max(0, shape.window),
         "TILE_KEYS": configuration.tile_keys,
         "MIN_SECTION_KEYS": configuration.min_section_keys,
+        "MIN_KEYS_PER_TOKEN": configuration.min_keys_per_row * shape.group,
         "MAX_SECTIONS": configuration.max_sections,
         "MAX_SPLIT_ROWS": configuration.max_split_rows,
     }
     if name == "tree_attention_reduce":
         return {**model, **sections}
-    dots = {"TILE_ROWS": configuration.tile_rows, "PRECISION": "tf32x3", "DOT_IN_FLOAT32": False}
-    return {**model, **pool, **sections, **dots}
+    rest = shape.head_size % COLUMN_PART
+    return {
+        **pool,
+        **sections,
+        "HEAD_SIZE": shape.head_size,
+        "PART": COLUMN_PART,
+        "LAST_PART": max(16, 1 << (rest - 1).bit_length()) if rest else COLUMN_PART,
+        "TILE_ROWS": configuration.tile_rows,
+        "PRECISION": "tf32x3",
+        "DOT_IN_FLOAT32": False,
+    }

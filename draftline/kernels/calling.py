@@ -26,7 +26,7 @@ def call_attention(
 
     num_tokens, mask_words = inputs["packed_mask"].shape
     num_sequences, max_blocks = inputs["block_table"].shape
-    size = workspace_bytes(shape, configuration, num_tokens, max_blocks) // 4
+    size = workspace_bytes(shape, configuration, num_tokens, num_sequences, max_blocks) // 4
     arguments = {
         **inputs,
         "out": out,

@@ -7,4 +7,4 @@ from draftline.kernels.shape import KernelConfiguration, KernelShape
 
 def default_configuration(shape: KernelShape, architecture: int) -> KernelConfiguration:
     """Return the configuration of ``shape`` on ``architecture``; only warps and stages depend on the latter."""
-    return KernelConfiguration(64, 32, 512, 32, 64, 4, 2)
+    return KernelConfiguration(64, 32, 256, 16, 16, 64, 4, 2)

@@ -18,15 +18,22 @@ def num_sections(shape: KernelShape, configuration: KernelConfiguration, max_blo
     keys = max_blocks * shape.block_size
     if shape.window > 0:
         keys = min(keys, shape.window + configuration.tile_keys)
-    return max(1, min(configuration.max_sections, -(-keys // configuration.min_section_keys)))
+    least = max(configuration.min_section_keys, configuration.min_keys_per_row * shape.group)
+    return max(1, min(configuration.max_sections, -(-keys // least)))
 
 
-def workspace_bytes(shape: KernelShape, configuration: KernelConfiguration, num_tokens: int, max_blocks: int) -> int:
-    """Return the size of ``workspace``: per row, head and section a weighted sum of values, a maximum and a sum."""
+def workspace_bytes(
+    shape: KernelShape, configuration: KernelConfiguration, num_tokens: int, num_sequences: int, max_blocks: int
+) -> int:
+    """Return the size of ``workspace``: per row, head and section a weighted sum of values, a maximum and a sum.
+
+    Greatest where all arguments are. No sequence has more than ``max_split_rows`` rows there.
+    """
     sections = num_sections(shape, configuration, max_blocks)
     if sections == 1:
         return 0
-    return num_tokens * shape.num_heads * sections * (shape.head_size + 2) * 4
+    rows = min(num_tokens, num_sequences * configuration.max_split_rows)
+    return rows * shape.num_heads * sections * (shape.head_size + 2) * 4
 
 
 def attention_launches(

@@ -71,15 +71,17 @@ class KernelConfiguration:
 
     - ``tile_rows``: rows of a tile of scores, a power of two: ``tile_rows // group`` in-step tokens, ``group`` query
       heads each. ``tile_keys``: committed keys of a tile.
-    - A sequence's committed keys are cut into at most ``max_sections`` sections of ``min_section_keys`` or more, one
-      program each, merged by the second kernel. A sequence with more than ``max_split_rows`` in-step tokens, a prefill
-      chunk, has one section: its rows are parallel enough, and its partial results would be large.
+    - A sequence's committed keys are cut into at most ``max_sections`` sections, one program each, merged by the second
+      kernel. A section has ``min_section_keys`` or more, and for each in-step token and head of the group
+      ``min_keys_per_row`` or more, as every row leaves a partial result of each section. A sequence with more than
+      ``max_split_rows`` in-step tokens, a prefill chunk, has one section: its rows are parallel enough.
     - ``num_warps``, ``num_stages``: of the compiler.
     """
 
     tile_rows: int
     tile_keys: int
     min_section_keys: int
+    min_keys_per_row: int
     max_sections: int
     max_split_rows: int
     num_warps: int

@@ -8,37 +8,56 @@ import triton
 import triton.language as tl
 
 from .float8 import decode_float8, round_float8
-from .sections import count_depths, count_section_keys, find_first_key, find_sequence
+from .sections import (
+    count_depths,
+    count_section_keys,
+    find_first_ancestors,
+    find_first_key,
+    find_partial_row,
+    find_sequence,
+)
 
 NODE_TILE = tl.constexpr(32)  # in-step keys of a tile: one mask word
 
 
 @triton.jit
-def load_committed(
-    pool, rows, is_key, columns, HEAD_SIZE: tl.constexpr, KV_IS_FLOAT8: tl.constexpr, DTYPE: tl.constexpr
-):
-    """Return keys or values ``[keys, columns]`` of rows of the pool; 0 where there is none."""
-    is_read = is_key[:, None] & (columns < HEAD_SIZE)[None, :]
-    kv = tl.load(pool + rows[:, None] * HEAD_SIZE + columns[None, :], mask=is_read, other=0)
-    return decode_float8(kv, DTYPE) if KV_IS_FLOAT8 else kv.to(DTYPE)
+def load_parts(source, rows, is_row, HEAD_SIZE: tl.constexpr, PART: tl.constexpr, LAST_PART: tl.constexpr):
+    """Return rows of ``HEAD_SIZE`` columns, cut by columns; 0 where there is no row, and behind the last column."""
+    parts = ()
+    for part in tl.static_range((HEAD_SIZE + PART - 1) // PART):
+        columns = part * PART + tl.arange(0, LAST_PART if (part + 1) * PART >= HEAD_SIZE else PART)
+        is_read = is_row[:, None]
+        if (part + 1) * PART > HEAD_SIZE:
+            is_read = is_read & (columns < HEAD_SIZE)[None, :]
+        parts = parts + (tl.load(source + rows[:, None] * HEAD_SIZE + columns[None, :], mask=is_read, other=0),)
+    return parts
 
 
 @triton.jit
-def load_in_step(
-    new, rows, is_node, columns, scale, HEAD_SIZE: tl.constexpr, KV_IS_FLOAT8: tl.constexpr, POOL_DTYPE: tl.constexpr
-):
-    """Return in-step keys or values, rounded as the pool will hold them: divided by ``scale`` if it is float8."""
-    is_read = is_node[:, None] & (columns < HEAD_SIZE)[None, :]
-    kv = tl.load(new + rows[:, None] * HEAD_SIZE + columns[None, :], mask=is_read, other=0.0)
-    if KV_IS_FLOAT8:
-        return round_float8(kv.to(tl.float32) / scale).to(kv.dtype)
-    else:
-        return kv.to(POOL_DTYPE).to(kv.dtype)
+def widen(parts, DTYPE: tl.constexpr, KV_IS_FLOAT8: tl.constexpr):
+    """Return committed keys or values in the model's dtype."""
+    widened = ()
+    for part in tl.static_range(len(parts)):
+        widened = widened + (decode_float8(parts[part], DTYPE) if KV_IS_FLOAT8 else parts[part].to(DTYPE),)
+    return widened
+
+
+@triton.jit
+def round_parts(parts, scale, POOL_DTYPE: tl.constexpr, KV_IS_FLOAT8: tl.constexpr):
+    """Return in-step keys or values as the pool will hold them, in their own dtype; of float8 divided by ``scale``."""
+    rounded = ()
+    for part in tl.static_range(len(parts)):
+        kv = parts[part]
+        if KV_IS_FLOAT8:
+            rounded = rounded + (round_float8(kv.to(tl.float32) / scale).to(kv.dtype),)
+        else:
+            rounded = rounded + (kv.to(POOL_DTYPE).to(kv.dtype),)
+    return rounded
 
 
 @triton.jit
 def attend(
-    q,
+    queries,
     k,
     v,
     is_attended,
@@ -46,6 +65,7 @@ def attend(
     row_max,
     row_sum,
     values,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
 ):
@@ -53,19 +73,28 @@ def attend(
 
     A row that attends to none of them stays as it was, to the bit, and one that has not met any has maximum -inf.
     """
-    weights_dtype: tl.constexpr = q.dtype
-    if DOT_IN_FLOAT32:
-        q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * score_scale
-    scores = tl.where(is_attended, scores, float("-inf"))
+    scores = tl.zeros([queries[0].shape[0], k[0].shape[0]], tl.float32)
+    for part in tl.static_range(PARTS):
+        if DOT_IN_FLOAT32:
+            scores = tl.dot(queries[part].to(tl.float32), tl.trans(k[part].to(tl.float32)), scores)
+        else:
+            scores = tl.dot(queries[part], tl.trans(k[part]), scores, input_precision=PRECISION)
+    scores = tl.where(is_attended, scores * score_scale, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - shift[:, None])
     decay = tl.exp2(row_max - shift)
     row_sum = row_sum * decay + tl.sum(weights, axis=1)
-    weights = weights.to(weights_dtype).to(v.dtype)
-    values = tl.dot(weights, v, values * decay[:, None], input_precision=PRECISION)
-    return new_max, row_sum, values
+    weights = weights.to(queries[0].dtype)
+    new_values = ()
+    for part in tl.static_range(PARTS):
+        decayed = values[part] * decay[:, None]
+        if DOT_IN_FLOAT32:
+            decayed = tl.dot(weights.to(tl.float32), v[part].to(tl.float32), decayed)
+        else:
+            decayed = tl.dot(weights, v[part], decayed, input_precision=PRECISION)
+        new_values = new_values + (decayed,)
+    return new_max, row_sum, new_values
 
 
 @triton.jit
@@ -91,13 +120,15 @@ def tree_attention(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    PADDED_HEAD_SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    LAST_PART: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     KV_IS_FLOAT8: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     MIN_SECTION_KEYS: tl.constexpr,
+    MIN_KEYS_PER_TOKEN: tl.constexpr,
     MAX_SECTIONS: tl.constexpr,
     MAX_SPLIT_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -106,7 +137,7 @@ def tree_attention(
     """Program (tile, kv_head, section): a tile of one sequence's rows over one section of its committed keys.
 
     The last section goes on over the in-step keys. Where there are several, each leaves its values, maximum and sum in
-    ``workspace`` (``[T, H, sections, D]``, then ``[T, H, sections, 2]``) for ``tree_attention_reduce``.
+    ``workspace`` (``[rows, H, sections, D]``, then ``[rows, H, sections, 2]``) for ``tree_attention_reduce``.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     ROWS: tl.constexpr = TILE_ROWS // GROUP
@@ -119,7 +150,7 @@ def tree_attention(
     context = tl.load(context_lengths + sequence)
     first_key = find_first_key(context, WINDOW, TILE_KEYS)
     section_keys = count_section_keys(
-        context - first_key, length, TILE_KEYS, MIN_SECTION_KEYS, MAX_SECTIONS, MAX_SPLIT_ROWS
+        context - first_key, length, TILE_KEYS, MIN_SECTION_KEYS, MIN_KEYS_PER_TOKEN, MAX_SECTIONS, MAX_SPLIT_ROWS
     )
     sections = tl.maximum((context - first_key + section_keys - 1) // section_keys, 1)
     if (first_row >= length) | (section >= sections):
@@ -127,43 +158,47 @@ def tree_attention(
 
     dtype: tl.constexpr = q.dtype.element_ty
     pool_dtype: tl.constexpr = kv_pool.dtype.element_ty
+    PARTS: tl.constexpr = (HEAD_SIZE + PART - 1) // PART
     tile_rows = tl.arange(0, TILE_ROWS)
-    columns = tl.arange(0, PADDED_HEAD_SIZE)
     rows = first_row + tile_rows // GROUP
     is_row = (tile_rows < ROWS * GROUP) & (rows < length)
     end_row = tl.minimum(first_row + ROWS, length)
     tokens = (start + rows).to(tl.int64)
     places = tokens * NUM_HEADS + kv_head * GROUP + tile_rows % GROUP
-    is_place = is_row[:, None] & (columns < HEAD_SIZE)[None, :]
-    queries = tl.load(q + places[:, None] * HEAD_SIZE + columns[None, :], mask=is_place, other=0.0)
     score_scale = scale * key_scale * 1.4426950408889634  # log2(e)
-
     row_max = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
-    values = tl.zeros([TILE_ROWS, PADDED_HEAD_SIZE], tl.float32)
+    queries = load_parts(q, places, is_row, HEAD_SIZE, PART, LAST_PART)
+    values = ()
+    for part in tl.static_range(PARTS):
+        values = values + (tl.zeros(queries[part].shape, tl.float32),)
 
     key_begin = first_key + section * section_keys
     key_end = tl.minimum(key_begin + section_keys, context)
+    first_counted = 0
     if WINDOW > 0:
-        depths = count_depths(packed_mask, mask_words, tokens, is_row, (end_row + 31) // 32)
+        num_words = (end_row + 31) // 32
+        depths = count_depths(packed_mask, mask_words, tokens, is_row, num_words)
+        first_ancestors = find_first_ancestors(packed_mask, mask_words, tokens, is_row, num_words, depths + 1 - WINDOW)
         least_depth = tl.min(tl.where(is_row, depths, context + length))
         first_seen = tl.maximum(context + least_depth + 1 - WINDOW, 0) // TILE_KEYS * TILE_KEYS
         key_begin = tl.maximum(key_begin, first_seen)
+        # Keys are counted from the first: Triton copies ahead only in loops whose beginning it can follow.
+        first_counted = key_begin
 
-    for tile_begin in tl.range(key_begin, key_end, TILE_KEYS):
-        positions = tile_begin + tl.arange(0, TILE_KEYS)
+    for tile_begin in tl.range(key_begin - first_counted, key_end - first_counted, TILE_KEYS):
+        positions = first_counted + tile_begin + tl.arange(0, TILE_KEYS)
         is_key = positions < key_end
         blocks = tl.load(block_table + sequence * max_blocks + positions // BLOCK_SIZE, mask=is_key, other=0)
         key_rows = (blocks.to(tl.int64) * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + positions % BLOCK_SIZE
-        k = load_committed(kv_pool, key_rows, is_key, columns, HEAD_SIZE, KV_IS_FLOAT8, dtype)
-        v = load_committed(
-            kv_pool, key_rows + NUM_KV_HEADS * BLOCK_SIZE, is_key, columns, HEAD_SIZE, KV_IS_FLOAT8, dtype
-        )
+        k = load_parts(kv_pool, key_rows, is_key, HEAD_SIZE, PART, LAST_PART)
+        v = load_parts(kv_pool, key_rows + NUM_KV_HEADS * BLOCK_SIZE, is_key, HEAD_SIZE, PART, LAST_PART)
+        k, v = widen(k, dtype, KV_IS_FLOAT8), widen(v, dtype, KV_IS_FLOAT8)
         is_attended = is_key[None, :]
         if WINDOW > 0:
             is_attended = is_attended & (positions[None, :] > (context + depths)[:, None] - WINDOW)
         row_max, row_sum, values = attend(
-            queries, k, v, is_attended, score_scale, row_max, row_sum, values, PRECISION, DOT_IN_FLOAT32
+            queries, k, v, is_attended, score_scale, row_max, row_sum, values, PARTS, PRECISION, DOT_IN_FLOAT32
         )
 
     if section == sections - 1:
@@ -174,25 +209,32 @@ def tree_attention(
             is_node = nodes < end_row
             node_tokens = (start + nodes).to(tl.int64)
             node_rows = node_tokens * NUM_KV_HEADS + kv_head
-            k = load_in_step(k_new, node_rows, is_node, columns, key_scale, HEAD_SIZE, KV_IS_FLOAT8, pool_dtype)
-            v = load_in_step(v_new, node_rows, is_node, columns, value_scale, HEAD_SIZE, KV_IS_FLOAT8, pool_dtype)
+            k = load_parts(k_new, node_rows, is_node, HEAD_SIZE, PART, LAST_PART)
+            v = load_parts(v_new, node_rows, is_node, HEAD_SIZE, PART, LAST_PART)
+            k = round_parts(k, key_scale, pool_dtype, KV_IS_FLOAT8)
+            v = round_parts(v, value_scale, pool_dtype, KV_IS_FLOAT8)
             word = tile_begin // NODE_TILE
             words = tl.load(packed_mask + tokens * mask_words + word, mask=is_row, other=0)
             is_attended = ((words[:, None] >> places_in_word[None, :]) & 1) != 0
             if WINDOW > 0:
-                node_depths = count_depths(packed_mask, mask_words, node_tokens, is_node, word + 1)
-                is_attended = is_attended & (depths[:, None] - node_depths[None, :] < WINDOW)
+                is_attended = is_attended & (nodes[None, :] >= first_ancestors[:, None])
             row_max, row_sum, values = attend(
-                queries, k, v, is_attended, score_scale, row_max, row_sum, values, PRECISION, DOT_IN_FLOAT32
+                queries, k, v, is_attended, score_scale, row_max, row_sum, values, PARTS, PRECISION, DOT_IN_FLOAT32
             )
 
-    if sections == 1:
-        result = values / tl.where(is_row, row_sum, 1.0)[:, None] * value_scale
-        tl.store(out + places[:, None] * HEAD_SIZE + columns[None, :], result.to(dtype), mask=is_place)
-    else:
-        partials = places * num_sections + section
-        is_met = is_place & (row_max > float("-inf"))[:, None]
-        tl.store(workspace + partials[:, None] * HEAD_SIZE + columns[None, :], values, mask=is_met)
-        totals = workspace + num_tokens.to(tl.int64) * NUM_HEADS * num_sections * HEAD_SIZE + partials * 2
+    partial_row, partial_rows = find_partial_row(sequence, start, num_tokens, num_sequences, MAX_SPLIT_ROWS)
+    partials = (places + (partial_row - start) * NUM_HEADS) * num_sections + section
+    if sections > 1:
+        totals = workspace + partial_rows * NUM_HEADS * num_sections * HEAD_SIZE + partials * 2
         tl.store(totals, row_max, mask=is_row)
         tl.store(totals + 1, row_sum, mask=is_row)
+    factor = value_scale / tl.where(is_row, row_sum, 1.0)
+    for part in tl.static_range(PARTS):
+        columns = part * PART + tl.arange(0, values[part].shape[1])
+        is_place = is_row[:, None] & (columns < HEAD_SIZE)[None, :]
+        if sections == 1:
+            result = (values[part] * factor[:, None]).to(dtype)
+            tl.store(out + places[:, None] * HEAD_SIZE + columns[None, :], result, mask=is_place)
+        else:
+            is_met = is_place & (row_max > float("-inf"))[:, None]
+            tl.store(workspace + partials[:, None] * HEAD_SIZE + columns[None, :], values[part], mask=is_met)

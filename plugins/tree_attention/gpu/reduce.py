@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .sections import count_section_keys, find_first_key, find_sequence
+from .sections import count_section_keys, find_first_key, find_partial_row, find_sequence
 
 SECTION_TILE = tl.constexpr(16)
 
@@ -24,6 +24,7 @@ def tree_attention_reduce(
     WINDOW: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     MIN_SECTION_KEYS: tl.constexpr,
+    MIN_KEYS_PER_TOKEN: tl.constexpr,
     MAX_SECTIONS: tl.constexpr,
     MAX_SPLIT_ROWS: tl.constexpr,
 ):
@@ -35,22 +36,25 @@ def tree_attention_reduce(
     end = tl.load(sequence_starts + sequence + 1)
     context = tl.load(context_lengths + sequence)
     num_keys = context - find_first_key(context, WINDOW, TILE_KEYS)
-    section_keys = count_section_keys(num_keys, end - start, TILE_KEYS, MIN_SECTION_KEYS, MAX_SECTIONS, MAX_SPLIT_ROWS)
+    section_keys = count_section_keys(
+        num_keys, end - start, TILE_KEYS, MIN_SECTION_KEYS, MIN_KEYS_PER_TOKEN, MAX_SECTIONS, MAX_SPLIT_ROWS
+    )
     sections = (num_keys + section_keys - 1) // section_keys
     if (token >= end) | (sections <= 1):
         return
 
     columns = tl.arange(0, PADDED_HEAD_SIZE)
     is_column = columns < HEAD_SIZE
-    place = token.to(tl.int64) * NUM_HEADS + head
-    all_totals = workspace + num_tokens.to(tl.int64) * NUM_HEADS * num_sections * HEAD_SIZE
+    partial_row, partial_rows = find_partial_row(sequence, start, num_tokens, num_sequences, MAX_SPLIT_ROWS)
+    first_partial = ((partial_row + token - start) * NUM_HEADS + head) * num_sections
+    all_totals = workspace + partial_rows * NUM_HEADS * num_sections * HEAD_SIZE
     row_max = float("-inf")
     row_sum = 0.0
     values = tl.zeros([PADDED_HEAD_SIZE], tl.float32)
     for tile_begin in range(0, sections, SECTION_TILE):
         section = tile_begin + tl.arange(0, SECTION_TILE)
         is_section = section < sections
-        partials = place * num_sections + section
+        partials = first_partial + section
         section_max = tl.load(all_totals + partials * 2, mask=is_section, other=float("-inf"))
         section_sum = tl.load(all_totals + partials * 2 + 1, mask=is_section, other=0.0)
         # A section whose keys are all behind the row's window has left no values.
@@ -64,4 +68,8 @@ def tree_attention_reduce(
         values = values * decay + tl.sum(weights[:, None] * section_values, axis=0)
         row_max = new_max
     result = values / row_sum * value_scale
-    tl.store(out + place * HEAD_SIZE + columns, result.to(out.dtype.element_ty), mask=is_column)
+    tl.store(
+        out + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + columns,
+        result.to(out.dtype.element_ty),
+        mask=is_column,
+    )

@@ -36,14 +36,25 @@ def count_section_keys(
     length,
     TILE_KEYS: tl.constexpr,
     MIN_SECTION_KEYS: tl.constexpr,
+    MIN_KEYS_PER_TOKEN: tl.constexpr,
     MAX_SECTIONS: tl.constexpr,
     MAX_SPLIT_ROWS: tl.constexpr,
 ):
     """Return the keys of a section, whole tiles of them: the same for every batch that the sequence is part of."""
-    sections = tl.minimum((num_keys + MIN_SECTION_KEYS - 1) // MIN_SECTION_KEYS, MAX_SECTIONS)
+    least = tl.maximum(length * MIN_KEYS_PER_TOKEN, MIN_SECTION_KEYS)
+    sections = tl.minimum((num_keys + least - 1) // least, MAX_SECTIONS)
     sections = tl.where(length > MAX_SPLIT_ROWS, 1, tl.maximum(sections, 1))
     keys = (num_keys + sections - 1) // sections
     return tl.maximum((keys + TILE_KEYS - 1) // TILE_KEYS, 1) * TILE_KEYS
+
+
+@triton.jit
+def find_partial_row(sequence, start, num_tokens, num_sequences, MAX_SPLIT_ROWS: tl.constexpr):
+    """Return where the rows of a sequence begin in the workspace, and how many rows it has: tokens, if they are fewer
+    than the rows that all sequences could have there."""
+    all_rows = num_sequences * MAX_SPLIT_ROWS
+    first = tl.where(num_tokens <= all_rows, start, sequence * MAX_SPLIT_ROWS)
+    return first.to(tl.int64), tl.minimum(num_tokens, all_rows).to(tl.int64)
 
 
 @triton.jit
@@ -64,3 +75,32 @@ def count_depths(packed_mask, mask_words, tokens, is_token, num_words):
         words = tl.load(packed_mask + tokens * mask_words + word, mask=is_token, other=0)
         ancestors += count_bits(words)
     return ancestors - 1
+
+
+@triton.jit
+def find_bit(words, index):
+    """Return the place of the set bit that ``index`` others are below, in each int32."""
+    place = tl.zeros(words.shape, tl.int32)
+    for step in tl.static_range(5):
+        num_below = count_bits((words >> place) & ((1 << (16 >> step)) - 1))
+        is_above = index >= num_below
+        index = tl.where(is_above, index - num_below, index)
+        place = tl.where(is_above, place + (16 >> step), place)
+    return place
+
+
+@triton.jit
+def find_first_ancestors(packed_mask, mask_words, tokens, is_token, num_words, num_skipped):
+    """Return each token's ancestor that ``num_skipped`` others, 0 or less for none, are above: its place in the step.
+
+    Nodes of a path are in the order of their depths, so a window of the last ones begins at a place.
+    """
+    first = tl.where(is_token, 0, 0)
+    num_above = first
+    for word in range(0, num_words):
+        words = tl.load(packed_mask + tokens * mask_words + word, mask=is_token, other=0)
+        num_ancestors = num_above + count_bits(words)
+        is_here = (num_above <= num_skipped) & (num_skipped < num_ancestors) & (num_skipped > 0)
+        first = tl.where(is_here, word * 32 + find_bit(words, num_skipped - num_above), first)
+        num_above = num_ancestors
+    return first
