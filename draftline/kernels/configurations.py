@@ -2,9 +2,62 @@
 
 from __future__ import annotations
 
-from draftline.kernels.shape import KernelConfiguration, KernelShape
+from collections.abc import Iterator
+from functools import lru_cache
+
+from draftline.kernels.cost import WORKLOADS, predict_us
+from draftline.kernels.devices import DEVICES
+from draftline.kernels.shape import DTYPE_BYTES, KernelConfiguration, KernelShape
+
+MAX_SPLIT_ROWS = 64
+# A row's partial result of a section is written and read in float32, and its query is read again: with so many bytes of
+# keys (and of values) to a row and column, that is 8 % of the section's keys and values.
+PARTIAL_KEY_BYTES = 64
+SECTION_KEYS = (128, 256, 512, 1024)
+MAX_SECTIONS = (8, 16, 32)
 
 
+def tile_sizes(shape: KernelShape, architecture: int) -> tuple[int, int]:
+    """Return rows and keys of the largest tile whose program of four warps spills no registers.
+
+    Found by compiling (``python -m draftline.kernels.report`` shows registers and spills). A tile of 64 rows gives each
+    warp rows of its own; smaller ones share them, which costs barriers, and are taken where registers run out.
+    """
+    size = shape.head_size
+    if shape.dtype == "float32":
+        return (32, 32) if size <= 64 else (16, 32)
+    if shape.kv_dtype == "float8_e4m3fn":  # decoded in registers
+        return (64, 32) if size <= 64 else (32, 32)
+    if size > 128:
+        return (64, 32) if architecture in (90, 100) else (32, 32)
+    return (64, 32) if shape.window > 0 else (64, 64)
+
+
+def candidates(shape: KernelShape, architecture: int) -> Iterator[KernelConfiguration]:
+    """Yield the configurations that differ in how keys are cut into sections."""
+    tile_rows, tile_keys = tile_sizes(shape, architecture)
+    tile_rows = max(tile_rows, 1 << (shape.group - 1).bit_length())
+    min_keys_per_row = PARTIAL_KEY_BYTES // DTYPE_BYTES[shape.kv_dtype]
+    for min_section_keys in SECTION_KEYS:
+        for max_sections in MAX_SECTIONS:
+            yield KernelConfiguration(
+                tile_rows, tile_keys, min_section_keys, min_keys_per_row, max_sections, MAX_SPLIT_ROWS, 4, 2
+            )
+
+
+@lru_cache(maxsize=256)
 def default_configuration(shape: KernelShape, architecture: int) -> KernelConfiguration:
-    """Return the configuration of ``shape`` on ``architecture``; only warps and stages depend on the latter."""
-    return KernelConfiguration(64, 32, 256, 16, 16, 64, 4, 2)
+    """Return the candidate that the cost model finds fastest: the sum, over ``WORKLOADS``, of times of the fastest.
+
+    Of equals the one with fewer and longer sections.
+    """
+    device = DEVICES[architecture]
+    found = list(candidates(shape, architecture))
+    times = [[predict_us(shape, each, architecture, device, workload) for workload in WORKLOADS] for each in found]
+    fastest = [min(of_workload) for of_workload in zip(*times, strict=True)]
+
+    def rank(index: int) -> tuple[float, int, int]:
+        slowdown = sum(time / best for time, best in zip(times[index], fastest, strict=True))
+        return round(slowdown, 3), found[index].max_sections, -found[index].min_section_keys
+
+    return found[min(range(len(found)), key=rank)]

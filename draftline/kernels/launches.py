@@ -19,7 +19,7 @@ def num_sections(shape: KernelShape, configuration: KernelConfiguration, max_blo
     if shape.window > 0:
         keys = min(keys, shape.window + configuration.tile_keys)
     least = max(configuration.min_section_keys, configuration.min_keys_per_row * shape.group)
-    return max(1, min(configuration.max_sections, -(-keys // least)))
+    return max(1, min(configuration.max_sections, keys // least))
 
 
 def workspace_bytes(

@@ -228,7 +228,7 @@ def tree_attention(
         totals = workspace + partial_rows * NUM_HEADS * num_sections * HEAD_SIZE + partials * 2
         tl.store(totals, row_max, mask=is_row)
         tl.store(totals + 1, row_sum, mask=is_row)
-    factor = value_scale / tl.where(is_row, row_sum, 1.0)
+    factor = value_scale / tl.where(row_sum == 0.0, 1.0, row_sum)
     for part in tl.static_range(PARTS):
         columns = part * PART + tl.arange(0, values[part].shape[1])
         is_place = is_row[:, None] & (columns < HEAD_SIZE)[None, :]

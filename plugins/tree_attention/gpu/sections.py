@@ -42,7 +42,7 @@ def count_section_keys(
 ):
     """Return the keys of a section, whole tiles of them: the same for every batch that the sequence is part of."""
     least = tl.maximum(length * MIN_KEYS_PER_TOKEN, MIN_SECTION_KEYS)
-    sections = tl.minimum((num_keys + least - 1) // least, MAX_SECTIONS)
+    sections = tl.minimum(num_keys // least, MAX_SECTIONS)
     sections = tl.where(length > MAX_SPLIT_ROWS, 1, tl.maximum(sections, 1))
     keys = (num_keys + sections - 1) // sections
     return tl.maximum((keys + TILE_KEYS - 1) // TILE_KEYS, 1) * TILE_KEYS
