@@ -1,8 +1,8 @@
 """How long a TreeAttention takes on a card, from counts and data sheets: what chooses configurations without a GPU.
 
-A model to rank by, not to quote: of what limits a kernel (memory, cache, products, and the time of one program after the
-other) the slowest counts. The constants below are assumptions, the same for all cards; ``draftline.kernels.tuning``
-measures where there is a GPU.
+A model to rank by, not to quote: of what limits a kernel (memory, cache, products, and the time of one program after
+the other) the slowest counts. The constants below are assumptions, the same for all cards;
+``draftline.kernels.tuning`` measures where there is a GPU.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def predict_us(
     """Predict microseconds of one call, both kernels.
 
     >>> from draftline.kernels.devices import DEVICES
-    >>> shape, few, many = KernelShape(32, 8, 128, 16), *(KernelConfiguration(64, 64, 256, 32, n, 64, 4, 2) for n in (1, 16))
-    >>> predict_us(shape, few, 90, DEVICES[90], long := Workload(1, 1, 32768)) > predict_us(shape, many, 90, DEVICES[90], long)
+    >>> shape, alone = KernelShape(32, 8, 128, 16), Workload(1, 1, 32768)
+    >>> one, many = (KernelConfiguration(64, 64, 256, 32, sections, 64, 4, 2) for sections in (1, 16))
+    >>> predict_us(shape, one, 90, DEVICES[90], alone) > 5 * predict_us(shape, many, 90, DEVICES[90], alone)
     True
     """
     kv_heads, size = shape.num_kv_heads, shape.head_size

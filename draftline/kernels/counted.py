@@ -114,7 +114,8 @@ def _cut(shape: KernelShape, configuration: KernelConfiguration, step: CountedSt
     sections = max(1, min(num_keys // least, configuration.max_sections))
     if length > configuration.max_split_rows:
         sections = 1
-    section_keys = max(1, -(-(-(-num_keys // sections)) // tile)) * tile
+    keys = -(-num_keys // sections)
+    section_keys = max(1, -(-keys // tile)) * tile
     return _Cut(context, first_key, section_keys, max(1, -(-num_keys // section_keys)))
 
 

@@ -10,8 +10,12 @@ from draftline.errors import BuildError
 Dtype = Literal["float16", "bfloat16", "float32"]
 KvDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
 
-DTYPES = ("float16", "bfloat16", "float32")
-KV_DTYPES = (*DTYPES, "float8_e4m3fn")
+KV_DTYPES_OF = {  # a pool that a dtype holds without rounding
+    "float32": ("float32", "float16", "bfloat16", "float8_e4m3fn"),
+    "float16": ("float16", "float8_e4m3fn"),
+    "bfloat16": ("bfloat16", "float8_e4m3fn"),
+}
+DTYPES = tuple(KV_DTYPES_OF)
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MAX_HEAD_SIZE = 256
@@ -41,12 +45,13 @@ class KernelShape:
         where = "TreeAttention kernel"
         if self.dtype not in DTYPES:
             raise BuildError(where, f"dtype is one of {', '.join(DTYPES)}", self.dtype, "choose one of them")
-        if self.kv_dtype not in KV_DTYPES:
-            raise BuildError(where, f"kv_dtype is one of {', '.join(KV_DTYPES)}", self.kv_dtype, "choose one of them")
+        if self.kv_dtype not in KV_DTYPES_OF[self.dtype]:
+            rule = f"kv_dtype beside {self.dtype} is one of {', '.join(KV_DTYPES_OF[self.dtype])}"
+            raise BuildError(where, rule, self.kv_dtype, "set kv_cache.dtype to one of them")
         if self.block_size not in BLOCK_SIZES:
             rule = f"block_size is one of {', '.join(map(str, BLOCK_SIZES))}"
             raise BuildError(where, rule, self.block_size, "set kv_cache.block_size to one of them")
-        if not (8 <= self.head_size <= MAX_HEAD_SIZE and self.head_size % 8 == 0):
+        if not 8 <= self.head_size <= MAX_HEAD_SIZE or self.head_size % 8:
             rule = f"head_size is a multiple of 8, {MAX_HEAD_SIZE} at most"
             raise BuildError(where, rule, self.head_size, "run this model with engine.backend: onnxruntime")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads or not 1 <= self.group <= MAX_GROUP:
