@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
-Pool = NDArray[np.float16] | Floats
+Pool = NDArray[Any]  # float16, float32 or float64; bfloat16 or float8_e4m3fn of ml_dtypes
+FLOAT8_MAX = 448.0
 
 
 def tree_attention(
@@ -21,6 +24,8 @@ def tree_attention(
     *,
     scale: float,
     window: int,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> NDArray[np.float64]:
     """Attend from each in-step token to the committed tokens of its sequence and to its ancestors in the step.
 
@@ -34,8 +39,10 @@ def tree_attention(
     - ``q [T, H, D]``, ``k_new``, ``v_new [T, K, D]``: rotated rows of this step; those of sequence b are
       ``sequence_starts[b] : sequence_starts[b + 1]`` (``[B + 1]``).
     - ``kv_pool [num_blocks, 2, K, S, D]``: keys at index 0, values at 1. ``block_table [B, max_blocks]`` covers the
-      ``context_lengths[b]`` committed tokens of each sequence; what lies behind them is not read. With a float16 pool
-      ``k_new`` and ``v_new`` are rounded to float16 first (to nearest, ties to even), as they would be committed.
+      ``context_lengths[b]`` committed tokens of each sequence; what lies behind them is not read. ``k_new`` and
+      ``v_new`` are rounded to the pool's dtype first (to nearest, ties to even), as they would be committed.
+    - ``key_scale``, ``value_scale``: of a float8 pool: a key is its number in the pool times ``key_scale``, and is
+      committed as the nearest number to the key over ``key_scale``, beyond 448 as 448. 1 for other pools.
     - ``packed_mask [T, W]``: bit j of a row = may attend to in-step token j of its own sequence; reflexive and closed
       under ancestors, so the depth of a row is the number of its bits minus one.
     - ``window``: a row of position p attends to positions above p - window; 0 = no window. The position of a committed
@@ -57,14 +64,15 @@ def tree_attention(
     """
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads = k_new.shape[1]
-    if kv_pool.dtype == np.float16:
-        k_new, v_new = (rows.astype(np.float16).astype(np.float32) for rows in (k_new, v_new))
+    k_new, v_new = round_as_pool(k_new, kv_pool.dtype, key_scale), round_as_pool(v_new, kv_pool.dtype, value_scale)
+    scales = np.array([key_scale, value_scale]).reshape(2, 1, 1, 1)
     out = np.empty((num_tokens, num_heads, head_size), np.float64)
     for sequence, context in enumerate(context_lengths.tolist()):
         first, end = int(sequence_starts[sequence]), int(sequence_starts[sequence + 1])
         blocks = block_table[sequence, : -(-context // kv_pool.shape[3])]
         # [2, K, blocks, S, D] -> keys and values by position: [2, K, P, D]
         paged = kv_pool[blocks].transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_size)[:, :, :context]
+        paged = paged.astype(np.float64) * scales
         k = np.concatenate([paged[0], k_new[first:end].transpose(1, 0, 2)], axis=1, dtype=np.float64)
         v = np.concatenate([paged[1], v_new[first:end].transpose(1, 0, 2)], axis=1, dtype=np.float64)
         in_step = np.arange(end - first)
@@ -81,3 +89,18 @@ def tree_attention(
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[first:end, head] = weights / weights.sum(axis=1, keepdims=True) @ v[kv_head]
     return out.reshape(num_tokens, num_heads * head_size)
+
+
+def round_as_pool(rows: Floats, dtype: np.dtype[Any], scale: float = 1.0) -> Floats:
+    """Round keys or values to what a pool of ``dtype`` holds of them; see ``tree_attention``.
+
+    >>> round_as_pool(np.array([0.1, 3000.0], np.float32), np.dtype(np.float16)).tolist()
+    [0.0999755859375, 3000.0]
+    """
+    if dtype.itemsize >= 4:  # float32 and float64 hold what is computed here
+        return rows
+    scaled = rows / np.float32(scale)
+    if dtype.itemsize == 1:
+        scaled = np.clip(scaled, -FLOAT8_MAX, FLOAT8_MAX)
+    rounded: Floats = scaled.astype(dtype).astype(np.float32) * np.float32(scale)
+    return rounded

@@ -20,9 +20,10 @@ def round_float8(x):
     """Return float32 ``x`` rounded to the nearest number of float8, ties to even, beyond 448 to 448."""
     x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
     exponent = (x.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    # The distance of neighbours is 2 ** -3 of the power of two below, and of 2 ** -6 (121) at least. A number 1.5 *
-    # 2 ** 23 times as large has just that distance from the next float32, so adding it rounds.
-    distance = ((tl.maximum(exponent, 121) - 3) << 23).to(tl.float32, bitcast=True)
+    # The distance of neighbours is 2 ** -3 of the power of two below, which is 2 ** -6 (121) to 2 ** 8 (135). A number
+    # 1.5 * 2 ** 23 times as large has just that distance from the next float32, so adding it rounds.
+    exponent = tl.minimum(tl.maximum(exponent, 121), 135)
+    distance = ((exponent - 3) << 23).to(tl.float32, bitcast=True)
     return (x + distance * 12582912.0) - distance * 12582912.0
 
 

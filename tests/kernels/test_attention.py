@@ -1,0 +1,70 @@
+"""The GPU kernels of ``draftline::TreeAttention``, interpreted, against the oracle.
+
+``scripts/check_kernels`` runs hundreds of cases; here are the borders and a few random ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftline.kernels.shape import KernelShape
+from tests.kernels.cases import BORDERS, SMALL, KernelCase, branching, difference, kernel_inputs, run
+from tests.tree_attention_cases import Case, chain
+
+
+@pytest.mark.parametrize("number", range(len(BORDERS) + 6))
+def test_kernels_agree_with_the_oracle(number: int) -> None:
+    """And read no more of the pool than what is committed: the rest of it is NaN."""
+    found, allowed = difference(number)
+    assert found <= allowed
+
+
+def part_of(inputs: dict[str, NDArray[Any]], sequences: slice) -> dict[str, NDArray[Any]]:
+    """Return the step of some neighbouring sequences alone."""
+    starts = inputs["sequence_starts"][sequences.start : sequences.stop + 1]
+    rows = slice(int(starts[0]), int(starts[-1]))
+    return {
+        **inputs,
+        **{name: inputs[name][rows] for name in ("q", "k_new", "v_new", "packed_mask")},
+        **{name: inputs[name][sequences] for name in ("block_table", "context_lengths")},
+        "sequence_starts": starts - starts[0],
+    }
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_bits_of_a_row_do_not_depend_on_its_neighbours(window: int) -> None:
+    """Though neighbours widen the table, and change which rows of the workspace are whose."""
+    shape = KernelShape(2, 1, 16, 8, window=window)
+    case = KernelCase(shape, SMALL, Case((300, 129, 0), (branching(3), chain(40), chain(1)), 5))
+    inputs = kernel_inputs(case)
+    whole = run(case, inputs)
+    for sequence in range(3):
+        first, end = inputs["sequence_starts"][sequence : sequence + 2]
+        np.testing.assert_array_equal(run(case, part_of(inputs, slice(sequence, sequence + 1))), whole[first:end])
+
+
+def test_what_is_not_finite_stays_in_its_sequence() -> None:
+    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, Case((70, 40), (chain(3), (-1, 0, 0, 1)), 0))
+    inputs = kernel_inputs(case)
+    before = run(case, inputs)
+    inputs["v_new"][4] = np.nan  # node 1 of the second sequence
+    after = run(case, inputs)
+    np.testing.assert_array_equal(after[:3], before[:3])
+    assert np.isnan(after[[4, 6]]).all()
+
+
+def test_rows_behind_the_last_sequence_are_left_alone() -> None:
+    """Steps are padded to the size that a CUDA graph was recorded for."""
+    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, Case((300,), (chain(2),), 0))
+    inputs = kernel_inputs(case)
+    padded = {
+        name: np.concatenate([inputs[name]] + [inputs[name][:1]] * 5) if name != "kv_pool" else inputs[name]
+        for name in ("q", "k_new", "v_new", "packed_mask", "kv_pool")
+    }
+    out = run(case, {**inputs, **padded})
+    np.testing.assert_array_equal(out[:2], run(case, inputs))
+    assert np.isnan(out[2:]).all()
