@@ -15,6 +15,9 @@ from draftline.kernels import cache as kernel_cache
 from draftline.kernels import source
 from draftline.kernels.compilation import ARCHITECTURES, compile_kernels
 from draftline.kernels.compiled import CompiledKernel
+from draftline.kernels.compiler import compile_kernel
+from draftline.kernels.configurations import default_configuration
+from draftline.kernels.devices import SHARED_BYTES
 from draftline.kernels.report import main
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from tests.kernels.cases import CONTRACT
@@ -107,10 +110,10 @@ def test_an_unknown_architecture_is_refused() -> None:
         compile_kernels(SHAPE, [80, 75])
 
 
-def test_too_much_shared_memory_is_refused() -> None:
-    shape = KernelShape(8, 8, 256, 16, "float32", "float32")
-    with pytest.raises(BuildError, match="tree_attention for sm_86: a block has 101376 bytes of shared memory at most"):
-        compile_kernels(shape, [86], None, KernelConfiguration(64, 32, 256, 32, 16, 64, 8, 2))
+def test_too_much_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHARED_BYTES, 80, 100)
+    with pytest.raises(BuildError, match="commit_rows for sm_80: a block has 100 bytes of shared memory at most; got"):
+        compile_kernel("commit_rows", SHAPE, default_configuration(SHAPE, 80), 80)
 
 
 def test_the_report_shows_what_was_compiled(

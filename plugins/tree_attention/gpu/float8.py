@@ -33,7 +33,9 @@ def encode_float8(x):
     rounded = round_float8(x)
     bits = rounded.to(tl.int32, bitcast=True)
     normal = ((bits >> 20) & 0x7FF) - ((127 - 7) << 3)
-    subnormal = (tl.abs(rounded) * 512.0).to(tl.int32)
-    code = tl.where(tl.abs(rounded) < 0.015625, subnormal, normal)
+    is_subnormal = tl.abs(rounded) < 0.015625
+    subnormal = (tl.where(is_subnormal, tl.abs(rounded), 0.0) * 512.0).to(tl.int32)
+    code = tl.where(is_subnormal, subnormal, normal)
     code = tl.where(rounded != rounded, 0x7F, code)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80  # rounding loses that of 0
+    return (code | sign).to(tl.uint8)
