@@ -29,6 +29,7 @@ FLOORS = {
     "draftline.checkpoints": 2,
     "draftline.kernels": 2,
     "draftline.graphs": 3,
+    "draftline.ops": 3,
     "draftline.sessions": 4,
     "draftline.runtime": 5,
     "draftline.generation": 5.5,

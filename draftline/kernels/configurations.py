@@ -26,10 +26,11 @@ def tile_sizes(shape: KernelShape, architecture: int) -> tuple[int, int]:
     size = shape.head_size
     if shape.dtype == "float32":
         return (32, 32) if size <= 64 else (16, 32)
+    has_matrix_units = architecture in (90, 100)  # products of a warp group or of tensor memory: fewer registers
     if shape.kv_dtype == "float8_e4m3fn":  # decoded in registers
-        return (64, 32) if size <= 64 else (32, 32)
+        return (64, 32) if size <= (128 if has_matrix_units else 64) else (32, 32)
     if size > 128:
-        return (64, 32) if architecture in (90, 100) else (32, 32)
+        return (64, 32) if has_matrix_units else (32, 32)
     return (64, 32) if shape.window > 0 else (64, 64)
 
 
