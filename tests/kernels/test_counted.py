@@ -8,6 +8,7 @@ import pytest
 from draftline.kernels.configurations import default_configuration
 from draftline.kernels.counted import CountedStep, moved_bytes, needed_bytes
 from draftline.kernels.devices import ARCHITECTURES
+from draftline.kernels.moved import CONTEXTS, NODES, SHAPES, main
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from draftline.tree import build_tree_mask, pack_mask
 from tests.kernels.cases import SMALL, KernelCase, branching, kernel_inputs
@@ -80,3 +81,13 @@ def test_needed_bytes_by_hand() -> None:
     assert needed.rows == 2 * (4 + 4 + 2 + 2) * 16 * 2
     assert needed.integers == 4 * (3 + 2 + 2)
     assert needed.total == needed.pool + needed.rows + needed.integers
+
+
+def test_the_table_has_a_line_for_each_model_and_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--architecture", "90"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) == len(SHAPES) * len(NODES)
+    for line in lines:
+        ratios = [float(cell) for cell in line.strip("| ").split(" | ")[2:]]
+        assert len(ratios) == len(CONTEXTS)
+        assert min(ratios) >= 1.0
