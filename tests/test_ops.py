@@ -60,7 +60,7 @@ def test_tensors_on_a_cpu_are_refused() -> None:
     [
         ({"block_table": torch.zeros((2, 5), dtype=torch.int64)}, r"block_table is \[2, 5\] int32; got \[2, 5\] int64"),
         ({"k_new": torch.zeros((7, 2, 16))}, r"k_new is \[7, 2, 16\] float16; got \[7, 2, 16\] float32"),
-        ({"packed_mask": torch.zeros((1, 7), dtype=torch.int32).T}, r"packed_mask is contiguous; got strides \(1, 7\)"),
+        ({"packed_mask": torch.zeros((2, 7), dtype=torch.int32).T}, r"packed_mask is contiguous; got strides \(1, 7\)"),
     ],
 )
 def test_other_tensors_are_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from draftline.kernels.cost import WORKLOADS, predict_us
 from draftline.kernels.devices import DEVICES
@@ -17,32 +18,45 @@ SECTION_KEYS = (128, 256, 512, 1024)
 MAX_SECTIONS = (8, 16, 32)
 
 
-def tile_sizes(shape: KernelShape, architecture: int) -> tuple[int, int]:
-    """Return rows and keys of the largest tile whose program of four warps spills no registers.
+class Tile(NamedTuple):
+    rows: int
+    keys: int
+    num_stages: int = 2
+
+
+def largest_tile(shape: KernelShape, architecture: int) -> Tile:
+    """Return the largest tile whose program of four warps spills no registers.
 
     Found by compiling (``python -m draftline.kernels.report`` shows registers and spills). A tile of 64 rows gives each
     warp rows of its own; smaller ones share them, which costs barriers, and are taken where registers run out.
     """
-    size = shape.head_size
-    if shape.dtype == "float32":
-        return (32, 32) if size <= 64 else (16, 32)
+    size, is_windowed = shape.head_size, shape.window > 0
     has_matrix_units = architecture in (90, 100)  # products of a warp group or of tensor memory: fewer registers
+    if shape.dtype == "float32":
+        return Tile(32, 32) if size <= 64 else Tile(16, 32)
     if shape.kv_dtype == "float8_e4m3fn":  # decoded in registers
-        return (64, 32) if size <= (128 if has_matrix_units else 64) else (32, 32)
+        return Tile(64, 32) if size <= (128 if has_matrix_units else 64) else Tile(32, 32)
     if size > 128:
-        return (64, 32) if has_matrix_units else (32, 32)
-    return (64, 32) if shape.window > 0 else (64, 64)
+        return Tile(64, 32) if has_matrix_units else Tile(32, 32, 3 if is_windowed else 2)
+    return Tile(64, 32) if is_windowed else Tile(64, 64)
 
 
 def candidates(shape: KernelShape, architecture: int) -> Iterator[KernelConfiguration]:
     """Yield the configurations that differ in how keys are cut into sections."""
-    tile_rows, tile_keys = tile_sizes(shape, architecture)
-    tile_rows = max(tile_rows, 1 << (shape.group - 1).bit_length())
+    tile = largest_tile(shape, architecture)
+    tile_rows = max(tile.rows, 1 << (shape.group - 1).bit_length())
     min_keys_per_row = PARTIAL_KEY_BYTES // DTYPE_BYTES[shape.kv_dtype]
     for min_section_keys in SECTION_KEYS:
         for max_sections in MAX_SECTIONS:
             yield KernelConfiguration(
-                tile_rows, tile_keys, min_section_keys, min_keys_per_row, max_sections, MAX_SPLIT_ROWS, 4, 2
+                tile_rows=tile_rows,
+                tile_keys=tile.keys,
+                min_section_keys=min_section_keys,
+                min_keys_per_row=min_keys_per_row,
+                max_sections=max_sections,
+                max_split_rows=MAX_SPLIT_ROWS,
+                num_warps=4,
+                num_stages=tile.num_stages,
             )
 
 
