@@ -10,8 +10,8 @@ from draftline.errors import BuildError
 Dtype = Literal["float16", "bfloat16", "float32"]
 KvDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
 
-KV_DTYPES_OF = {  # a pool that a dtype holds without rounding
-    "float32": ("float32", "float16", "bfloat16", "float8_e4m3fn"),
+KV_DTYPES_OF = {  # pools whose numbers a dtype holds without rounding
+    "float32": ("float32", "float16", "float8_e4m3fn"),
     "float16": ("float16", "float8_e4m3fn"),
     "bfloat16": ("bfloat16", "float8_e4m3fn"),
 }
