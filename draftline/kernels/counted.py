@@ -41,7 +41,8 @@ class CountedStep:
 
     def depths(self) -> NDArray[np.int64]:
         bits = np.unpackbits(np.ascontiguousarray(self.packed_mask).view(np.uint8), axis=1)
-        return bits.sum(axis=1, dtype=np.int64) - 1
+        depths: NDArray[np.int64] = bits.sum(axis=1, dtype=np.int64) - 1
+        return depths
 
 
 def needed_bytes(shape: KernelShape, step: CountedStep) -> MovedBytes:
