@@ -79,9 +79,8 @@ class Decoder:
         self._kept_kv = None if in_step is None else self._split_kept(in_step)
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
-        num_planes, kept = 2 * self.config.num_hidden_layers, in_step.kept_kv
-        if self._pool.onnx_type != TensorProto.FLOAT:
-            kept = self.graph.op("Cast", kept, to=TensorProto.FLOAT)
+        num_planes = 2 * self.config.num_hidden_layers
+        kept = self.graph.cast(in_step.kept_kv, self._pool.onnx_type, self.operators.onnx_type)
         sizes = self.graph.constant([self._heads.num_kv_heads] * num_planes)
         return self.graph.ops("Split", kept, sizes, outputs=num_planes, axis=1)
 
@@ -114,8 +113,7 @@ class Decoder:
         rows = "T" if self._in_step is None else "N"
         num_kv_heads, size = self._heads.num_kv_heads, self._heads.head_size
         heads = self.graph.op("Concat", *self._kv_rows, axis=1)
-        if self._pool.onnx_type != TensorProto.FLOAT:
-            heads = self.graph.op("Cast", heads, to=self._pool.onnx_type)
+        heads = self.graph.cast(heads, self.operators.onnx_type, self._pool.onnx_type)
         self.graph.output(heads, "kv_rows", self._pool.onnx_type, [rows, len(self._kv_rows) * num_kv_heads, size])
 
     def _mlp(self, x: str, prefix: str) -> str:

@@ -13,7 +13,7 @@ from draftline.graphs.candidates import output_candidates
 from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
 from draftline.graphs.operators import PORTABLE, Operators
-from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows, emit_sampling_inputs
+from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows
 from draftline.graphs.target import EMBEDDING, FINAL_NORM, lm_head_name
 
 
@@ -30,7 +30,8 @@ def build_draft_model_graph(
     Inputs: ``input_ids``, ``position_ids [N]``, ``candidate_rows [R]``; those of ``AttentionInputs``,
     ``SamplingInputs`` and ``InStepRows``; the pools.
     Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``sampled_ids [R] int64``, drawn as the
-    target draws, and ``kv_rows [N, 2 * layers * K, D]``. Some models' vocabularies are padded: logits of ids beyond
+    target draws (``greedy_ids`` of operators without a sampler), ``logits [R, V]``, and
+    ``kv_rows [N, 2 * layers * K, D]``. Some models' vocabularies are padded: logits of ids beyond
     ``target_vocab_size`` are left out, and ids beyond the draft's own read its last row.
     """
     graph = OnnxGraph()
@@ -38,7 +39,6 @@ def build_draft_model_graph(
     positions = graph.input("position_ids", TensorProto.INT32, ["N"])
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
-    sampling = emit_sampling_inputs(graph)
     in_step = emit_in_step_rows(
         graph, config.num_hidden_layers, config.num_key_value_heads, config.head_size, pool.onnx_type
     )
@@ -53,8 +53,9 @@ def build_draft_model_graph(
     vocab_size = min(config.vocab_size, target_vocab_size)
     if vocab_size < config.vocab_size:
         logits = graph.op("Slice", logits, *(graph.constant([value]) for value in (0, vocab_size, 1)))
+    logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
     output_candidates(graph, *operators.candidates(graph, logits, num_candidates), num_candidates)
-    sampled = operators.sample(graph, logits, sampling, None, vocab_size)
-    graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
+    operators.output_drawn(graph, logits, vocab_size, with_edits=False)
+    graph.output(logits, "logits", TensorProto.FLOAT, ["R", vocab_size])
     decoder.output_kv_rows()
     return graph.model("draft_model", operators.functions())

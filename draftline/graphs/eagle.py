@@ -63,8 +63,8 @@ def build_eagle_graph(
     graph, layers = OnnxGraph(), head_layers(head)
     ids = graph.input("input_ids", TensorProto.INT32, ["N"])
     positions = graph.input("position_ids", TensorProto.INT32, ["N"])
-    target_features = graph.input("target_features", TensorProto.FLOAT, ["F", feature_size(head)])
-    own_features = graph.input("own_features", TensorProto.FLOAT, ["O", head.hidden_size])
+    target_features = graph.input("target_features", operators.onnx_type, ["F", feature_size(head)])
+    own_features = graph.input("own_features", operators.onnx_type, ["O", head.hidden_size])
     candidate_rows = graph.input("candidate_rows", TensorProto.INT32, ["R"])
     attention_inputs = emit_attention_inputs(graph)
     in_step = emit_in_step_rows(graph, head.num_layers, head.num_key_value_heads, head.head_size, pool.onnx_type)
@@ -78,12 +78,13 @@ def build_eagle_graph(
     if head.method == "eagle3":
         rows = decoder.norm(rows, "ln_f.weight")
     logits = decoder.linear.emit(rows, LM_HEAD, head.hidden_size, head.draft_vocab_size)
+    logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
     ids, log_probs = operators.candidates(graph, logits, num_candidates)
     if "d2t" in weights:
         ids = target_ids(graph, ids, decoder.weight("d2t"))
     output_candidates(graph, ids, log_probs, num_candidates)
     decoder.output_kv_rows()
-    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", head.hidden_size])
+    graph.output(hidden, "hidden", operators.onnx_type, ["N", head.hidden_size])
     return graph.model(head.method, operators.functions())
 
 

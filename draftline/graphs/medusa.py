@@ -38,6 +38,7 @@ def emit_medusa_heads(
             x = graph.op("Add", x, graph.op("Mul", y, graph.op("Sigmoid", y)))
         lm_head = f"medusa_heads.{head}.lm_head" if heads.owns_medusa_lm_heads else target_lm_head
         logits = linear.emit(x, lm_head, size, heads.vocab_size)
+        logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
         for found, values in zip((ids, log_probs), operators.candidates(graph, logits, num_candidates), strict=True):
             found.append(graph.op("Unsqueeze", values, graph.constant([1])))
     shape: list[int | str] = ["R", heads.num_heads, num_candidates]

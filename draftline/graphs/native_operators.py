@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import onnx
+from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
 from draftline.graphs.operators import HeadNorms, Heads, Rotary
-from draftline.graphs.sampler import EditInputs
+from draftline.graphs.sampler import EditInputs, output_sampled_ids
 from draftline.graphs.step_inputs import SamplingInputs
 
 
 class NativeOperators:
     """Implements ``Operators``. TreeAttention is an operator, not a function."""
+
+    onnx_type: int = TensorProto.FLOAT
 
     def functions(self) -> list[onnx.FunctionProto]:
         return []
@@ -47,6 +50,9 @@ class NativeOperators:
         self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
     ) -> str:
         return graph.op("Sample", logits, *sampling, *(edits or ()), domain=DRAFTLINE)
+
+    def output_drawn(self, graph: OnnxGraph, logits: str, vocab_size: int, with_edits: bool) -> None:
+        output_sampled_ids(graph, self.sample, logits, vocab_size, with_edits)
 
     def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
         ids, log_probs = graph.ops("TopCandidates", logits, outputs=2, domain=DRAFTLINE, num_candidates=num_candidates)

@@ -98,6 +98,10 @@ class OnnxGraph:
         """Append a node with one output; returns its name."""
         return self.ops(op, *inputs, outputs=1, domain=domain, name=name, **attributes)[0]
 
+    def cast(self, value: str, onnx_type: int, to: int) -> str:
+        """Append the cast of a value of ``onnx_type``, where there is something to cast; returns its name."""
+        return value if onnx_type == to else self.op("Cast", value, to=to)
+
     def branch(
         self, condition: str, then: Callable[[OnnxGraph], str], otherwise: Callable[[OnnxGraph], str], onnx_type: int
     ) -> str:

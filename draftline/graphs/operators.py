@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from draftline.graphs.candidates import emit_candidates
 from draftline.graphs.onnx_graph import OnnxGraph
-from draftline.graphs.sampler import EditInputs, emit_edited_sampler, emit_sampler
+from draftline.graphs.sampler import EditInputs, emit_edited_sampler, emit_sampler, output_sampled_ids
 from draftline.graphs.step_inputs import SamplingInputs
 from draftline.graphs.tree_attention import load_tree_attention_function
 
@@ -42,12 +42,15 @@ class HeadNorms(NamedTuple):
 
 
 class Operators(Protocol):
-    """``functions``: model-local functions that a graph of these operators needs."""
+    """``functions``: model-local functions that a graph of these operators needs. ``onnx_type``: the ``TensorProto``
+    type of all rows of a network, the logits excepted, which are float32."""
+
+    onnx_type: int
 
     def functions(self) -> list[onnx.FunctionProto]: ...
 
     def product(self, graph: OnnxGraph, x: str, weight: str, name: str) -> str:
-        """Append the node ``name``: ``x [T, in]`` times the transpose of ``weight [out, in]``, both float32."""
+        """Append the node ``name``: ``x [T, in]`` times the transpose of ``weight [out, in]``, all ``onnx_type``."""
         ...
 
     def add_norm(self, graph: OnnxGraph, x: str, y: str, weight: str, epsilon: float) -> tuple[str, str]:
@@ -67,13 +70,8 @@ class Operators(Protocol):
         """Append ``silu(both[:, :size]) * both[:, size:]``."""
         ...
 
-    def sample(
-        self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
-    ) -> str:
-        """Append the edits of ``logits [R, V]`` and the draw of a token a row; returns ``[R] int64``.
-
-        -1 where the edited row is not finite or -inf throughout, or not finite anywhere.
-        """
+    def output_drawn(self, graph: OnnxGraph, logits: str, vocab_size: int, with_edits: bool) -> None:
+        """Add the inputs that say how tokens are drawn, the edits' where there are some, and the output of the draw."""
         ...
 
     def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
@@ -85,8 +83,23 @@ class Operators(Protocol):
         ...
 
 
+class SamplingOperators(Operators, Protocol):
+    """Operators that have a sampler: graphs put out ``sampled_ids``."""
+
+    def sample(
+        self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int
+    ) -> str:
+        """Append the edits of ``logits [R, V]`` and the draw of a token a row; returns ``[R] int64``.
+
+        -1 where the edited row is not finite or -inf throughout, or not finite anywhere.
+        """
+        ...
+
+
 class PortableOperators:
-    """Implements ``Operators`` in ONNX's own, for every engine."""
+    """Implements ``Operators`` in ONNX's own."""
+
+    onnx_type: int = TensorProto.FLOAT
 
     def functions(self) -> list[onnx.FunctionProto]:
         return [load_tree_attention_function()]
@@ -137,6 +150,9 @@ class PortableOperators:
         if edits is None:
             return emit_sampler(graph, logits, *parameters)
         return emit_edited_sampler(graph, logits, edits, *parameters)
+
+    def output_drawn(self, graph: OnnxGraph, logits: str, vocab_size: int, with_edits: bool) -> None:
+        output_sampled_ids(graph, self.sample, logits, vocab_size, with_edits)
 
     def candidates(self, graph: OnnxGraph, logits: str, num_candidates: int) -> tuple[str, str]:
         return emit_candidates(graph, logits, num_candidates)

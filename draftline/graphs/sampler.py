@@ -9,11 +9,13 @@ their oracle is ``draftline.logit_edits.edited_logits``. Parts that no row of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import OnnxGraph
+from draftline.graphs.step_inputs import SamplingInputs, emit_sampling_inputs
 from draftline.logit_edits import BANNED
 
 GROUP = 128  # tokens summed together; the cumulative sum walks over groups, then inside one
@@ -36,6 +38,19 @@ def emit_edit_inputs(graph: OnnxGraph) -> EditInputs:
     types = dict.fromkeys(EditInputs._fields, TensorProto.FLOAT)
     types |= dict.fromkeys(("rows", "token_ids"), TensorProto.INT32)
     return EditInputs(**{name: graph.input(f"edit_{name}", onnx_type, ["E"]) for name, onnx_type in types.items()})
+
+
+def output_sampled_ids(
+    graph: OnnxGraph,
+    sample: Callable[[OnnxGraph, str, SamplingInputs, EditInputs | None, int], str],
+    logits: str,
+    vocab_size: int,
+    with_edits: bool,
+) -> None:
+    """Add the inputs of sampling, the edits' where there are some, and the output ``sampled_ids [R] int64``."""
+    sampling = emit_sampling_inputs(graph)
+    edits = emit_edit_inputs(graph) if with_edits else None
+    graph.output(sample(graph, logits, sampling, edits, vocab_size), "sampled_ids", TensorProto.INT64, ["R"])
 
 
 def emit_edited_sampler(

@@ -17,8 +17,7 @@ from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.medusa import emit_medusa_heads
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
 from draftline.graphs.operators import PORTABLE, Operators
-from draftline.graphs.sampler import emit_edit_inputs
-from draftline.graphs.step_inputs import emit_attention_inputs, emit_sampling_inputs
+from draftline.graphs.step_inputs import emit_attention_inputs
 
 EMBEDDING = "transformer.vocab_embedding"
 FINAL_NORM = "transformer.ln_f.weight"
@@ -60,17 +59,17 @@ def build_target_graph(
     Inputs are the fields of ``StepBatch`` (``packed_mask`` always given; ``edits`` as ``edit_rows`` and so on) and, for
     every layer L, ``kv_pool.L [num_blocks, 2, K, S, D]``.
     Outputs: ``sampled_ids [R] int64``, ``kv_rows [T, 2 * layers * K, D]`` (keys of a layer, then its values; rotated,
-    uncommitted, of the pool's dtype) and ``logits [R, V]``, unedited, which is computed for the sampler anyway and read
-    only when asked for.
-    With ``taps``: ``features [T, F]``; ``head_ids`` and ``head_log_probs [R, heads, num_candidates]``.
+    uncommitted, of the pool's dtype) and ``logits [R, V] float32``, unedited, which is computed for the sampler anyway
+    and read only when asked for. Operators without a sampler have ``greedy_ids`` in place of ``sampled_ids`` and of
+    what sampling reads.
+    With ``taps``: ``features [T, F]`` of the operators' dtype; ``head_ids`` and
+    ``head_log_probs [R, heads, num_candidates]``.
     """
     graph = OnnxGraph()
     ids = graph.input("input_ids", TensorProto.INT32, ["T"])
     positions = graph.input("position_ids", TensorProto.INT32, ["T"])
     attention_inputs = emit_attention_inputs(graph)
     sample_rows = graph.input("sample_rows", TensorProto.INT32, ["R"])
-    sampling = emit_sampling_inputs(graph)
-    edits = emit_edit_inputs(graph)
 
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs)
     stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
@@ -80,8 +79,8 @@ def build_target_graph(
     layer_outputs = [*inputs[1:], x]
     rows = decoder.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
     logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
-    sampled = operators.sample(graph, logits, sampling, edits, config.vocab_size)
-    graph.output(sampled, "sampled_ids", TensorProto.INT64, ["R"])
+    logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
+    operators.output_drawn(graph, logits, config.vocab_size, with_edits=True)
     decoder.output_kv_rows()
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", config.vocab_size])
 
@@ -90,7 +89,7 @@ def build_target_graph(
         features.append(decoder.norm(x, FINAL_NORM))
     if features:
         size = len(features) * config.hidden_size
-        graph.output(graph.op("Concat", *features, axis=1), "features", TensorProto.FLOAT, ["T", size])
+        graph.output(graph.op("Concat", *features, axis=1), "features", operators.onnx_type, ["T", size])
     if taps.medusa:
         emit_medusa_heads(graph, operators, weights, taps.medusa, rows, lm_head_name(config), taps.num_candidates)
     return graph.model("target", operators.functions())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from draftline.acceptance import accept_exact
 from draftline.draft_trees import DraftTrees
-from draftline.graphs.operators import Operators
+from draftline.graphs.operators import SamplingOperators
 from draftline.logit_edits import NO_EDITS, edit_logits_reference
 from draftline.logit_rules import LogitRules, build_edits
 from draftline.sampling import kept_probabilities, uniform
@@ -31,7 +31,7 @@ SHAPES = {"plain": [-1], "chain": [-1, 0, 1, 2], "tree": [-1, 0, 0, 0, 1, 1, 2, 
 
 
 @lru_cache
-def drawn_texts(operators: Operators, shape: str, with_bans: bool) -> NDArray[np.int64]:
+def drawn_texts(operators: SamplingOperators, shape: str, with_bans: bool) -> NDArray[np.int64]:
     """Draw the first tokens of one answer per seed, ``[NUM_TEXTS, NUM_DRAWN]``, in steps of trees of one shape."""
     parents = np.array(SHAPES[shape], np.int32)
     depths = position_offsets(parents)
@@ -70,14 +70,14 @@ def drawn_texts(operators: Operators, shape: str, with_bans: bool) -> NDArray[np
 @both_forms
 @pytest.mark.parametrize("with_bans", [False, True])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_the_same_seed_gives_the_same_text(operators: Operators, shape: str, with_bans: bool) -> None:
+def test_the_same_seed_gives_the_same_text(operators: SamplingOperators, shape: str, with_bans: bool) -> None:
     np.testing.assert_array_equal(drawn_texts(operators, shape, with_bans), drawn_texts(operators, "plain", with_bans))
 
 
 @both_forms
 @pytest.mark.parametrize("with_bans", [False, True])
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_the_joint_distribution_is_the_targets(operators: Operators, shape: str, with_bans: bool) -> None:
+def test_the_joint_distribution_is_the_targets(operators: SamplingOperators, shape: str, with_bans: bool) -> None:
     """Chi-squared over all texts of three tokens, at the 99.9 % point; what has no probability never occurs."""
     parameters = PENALTIES | (BANS if with_bans else {})
     expected = np.ones((VOCAB_SIZE,) * NUM_DRAWN)

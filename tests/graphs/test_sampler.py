@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.onnx_graph import OnnxGraph
-from draftline.graphs.operators import PORTABLE, Operators
+from draftline.graphs.operators import PORTABLE, SamplingOperators
 from draftline.graphs.sampler import NUCLEUS_GUESS, emit_edit_inputs
 from draftline.graphs.step_inputs import emit_sampling_inputs
 from draftline.logit_edits import BANNED, NO_EDITS, LogitEdits, edited_logits
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def session(operators: Operators, vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSession:
+def session(operators: SamplingOperators, vocab_size: int, num_threads: int = 1) -> onnxruntime.InferenceSession:
     graph = OnnxGraph()
     logits = graph.input("logits", TensorProto.FLOAT, ["R", vocab_size])
     sampling, edits = emit_sampling_inputs(graph), emit_edit_inputs(graph)
@@ -44,7 +44,7 @@ def session(operators: Operators, vocab_size: int, num_threads: int = 1) -> onnx
 
 
 def sample(
-    operators: Operators,
+    operators: SamplingOperators,
     logits: NDArray[np.float32],
     rules: list[Rule],
     num_threads: int = 1,
@@ -82,7 +82,7 @@ def check_row(logits: NDArray[np.float32], rule: Rule, token: int) -> None:
     pytest.fail(f"token {token} is not within rounding of {rule}")
 
 
-def check(operators: Operators, logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
+def check(operators: SamplingOperators, logits: NDArray[np.float32], rules: list[Rule]) -> list[int]:
     tokens = sample(operators, logits, rules)
     for row, rule in enumerate(rules):
         check_row(logits[row], rule, tokens[row])
@@ -104,7 +104,7 @@ rules = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([1, 7, 128, 267]), st.lists(rules, min_size=2, max_size=6), st.integers(0, 2**32 - 1), st.data())
 def test_a_row_without_a_distribution_draws_nothing(
-    operators: Operators, vocab_size: int, rules: list[Rule], seed: int, data: st.DataObject
+    operators: SamplingOperators, vocab_size: int, rules: list[Rule], seed: int, data: st.DataObject
 ) -> None:
     """And changes no draw of another row; -inf alone is no defect, unless there is nothing else."""
     logits = np.random.default_rng(seed).standard_normal((len(rules), vocab_size)).astype(np.float32)
@@ -126,7 +126,7 @@ def test_a_row_without_a_distribution_draws_nothing(
     st.integers(0, 2**32 - 1),
 )
 def test_agrees_with_the_reference(
-    operators: Operators, vocab_size: int, rules: list[Rule], spread: float, seed: int
+    operators: SamplingOperators, vocab_size: int, rules: list[Rule], spread: float, seed: int
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal((len(rules), vocab_size)) * spread).astype(np.float32)
     check(operators, logits, rules)
@@ -135,14 +135,14 @@ def test_agrees_with_the_reference(
 @both_forms
 @settings(deadline=None, max_examples=60)
 @given(st.lists(rules, min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_ties_stay_together(operators: Operators, rules: list[Rule], seed: int) -> None:
+def test_ties_stay_together(operators: SamplingOperators, rules: list[Rule], seed: int) -> None:
     logits = np.random.default_rng(seed).integers(-3, 3, (len(rules), 300)).astype(np.float32)
     check(operators, logits, rules)
 
 
 @both_forms
 @pytest.mark.parametrize("top_p", [0.5, 0.95, 0.999])
-def test_nuclei_larger_than_the_guess(operators: Operators, top_p: float) -> None:
+def test_nuclei_larger_than_the_guess(operators: SamplingOperators, top_p: float) -> None:
     """A flat distribution keeps more tokens than are sorted first; beside it a row whose nucleus is one token."""
     vocab_size = 4 * NUCLEUS_GUESS + 5
     random = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_nuclei_larger_than_the_guess(operators: Operators, top_p: float) -> Non
 
 
 @both_forms
-def test_extremes_of_the_random_number_stay_inside_the_kept_tokens(operators: Operators) -> None:
+def test_extremes_of_the_random_number_stay_inside_the_kept_tokens(operators: SamplingOperators) -> None:
     logits = np.full((4, 267), -np.inf, np.float32)
     logits[:, [5, 200]] = 0.0
     tokens = check(
@@ -167,7 +167,7 @@ def test_extremes_of_the_random_number_stay_inside_the_kept_tokens(operators: Op
 
 
 @both_forms
-def test_greedy_takes_the_lowest_id_among_equals(operators: Operators) -> None:
+def test_greedy_takes_the_lowest_id_among_equals(operators: SamplingOperators) -> None:
     logits = np.zeros((2, 130), np.float32)
     logits[1, [129, 64]] = 1.0
     assert sample(operators, logits, [Rule(), Rule(0.0, 3, 0.2, NEAR_ONE)]) == [0, 64]
@@ -175,7 +175,7 @@ def test_greedy_takes_the_lowest_id_among_equals(operators: Operators) -> None:
 
 @both_forms
 @pytest.mark.parametrize("vocab_size", [267, 4096, 9000])
-def test_a_row_is_drawn_alike_whatever_its_neighbours(operators: Operators, vocab_size: int) -> None:
+def test_a_row_is_drawn_alike_whatever_its_neighbours(operators: SamplingOperators, vocab_size: int) -> None:
     """Other rows and threads decide which parts of the sampler run and how; a row's own token must not move.
 
     The random numbers are boundaries between two tokens as float32 has them: one bit of a sum moves a token.
@@ -196,7 +196,7 @@ def test_a_row_is_drawn_alike_whatever_its_neighbours(operators: Operators, voca
 
 
 @both_forms
-def test_frequencies_follow_the_distribution(operators: Operators) -> None:
+def test_frequencies_follow_the_distribution(operators: SamplingOperators) -> None:
     """Chi-squared over 6 tokens; the random numbers are a regular grid, so the counts are nearly exact."""
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.01], np.float32))
     grid = ((np.arange(2000) + 0.5) / 2000).tolist()
@@ -227,7 +227,7 @@ def random_edits(random: np.random.Generator, num_rows: int, vocab_size: int, nu
     st.integers(0, 2**32 - 1),
 )
 def test_edits_come_before_the_rules(
-    operators: Operators, vocab_size: int, rules: list[Rule], num_edits: int, seed: int
+    operators: SamplingOperators, vocab_size: int, rules: list[Rule], num_edits: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     logits = (random.standard_normal((len(rules), vocab_size)) * 2).astype(np.float32)
@@ -239,7 +239,7 @@ def test_edits_come_before_the_rules(
 
 
 @both_forms
-def test_a_row_without_edits_is_drawn_as_in_a_step_without(operators: Operators) -> None:
+def test_a_row_without_edits_is_drawn_as_in_a_step_without(operators: SamplingOperators) -> None:
     """Also with the random number on a boundary between two tokens, where one bit would show."""
     random = np.random.default_rng(1)
     logits = random.standard_normal((40, 267)).astype(np.float32)
@@ -254,7 +254,7 @@ def test_a_row_without_edits_is_drawn_as_in_a_step_without(operators: Operators)
 @pytest.mark.parametrize("temperature", [1e-4, 0.5, 1.0, 100.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.9), (3, 0.5)])
 def test_a_banned_token_is_never_drawn_and_a_row_of_banned_ones_is_uniform(
-    operators: Operators, temperature: float, top_k: int, top_p: float
+    operators: SamplingOperators, temperature: float, top_k: int, top_p: float
 ) -> None:
     vocab_size = 130
     logits = np.random.default_rng(2).standard_normal((9, vocab_size)).astype(np.float32)
