@@ -1,0 +1,1 @@
+"""Engines of TensorRT and TensorRT-RTX, from one code base: the vendor's module is a parameter (``Vendor``)."""
