@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.errors import ArtifactError
-from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 FORMAT_VERSION = 6  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
-PoolDtype = Literal["float32", "float16"]
+PoolDtype = Literal["float32", "float16", "bfloat16"]  # the last on GPUs alone
+EngineKernels = Literal["native", "onnxruntime", "plugin"]
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
 METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
 
@@ -52,18 +54,48 @@ class DraftConfig:
 
 
 @dataclass(frozen=True)
+class PlanFacts:
+    """One plan of an engine, ``file``: the hash of its plugin's kernels, and its profiles: by name, and in each by the
+    dimension's name in the graph, the smallest, the best and the largest size."""
+
+    file: str
+    kernels_sha256: str
+    profiles: Mapping[str, Mapping[str, tuple[int, int, int]]]
+
+
+@dataclass(frozen=True)
+class TensorRtFacts:
+    """How an engine of TensorRT was built, and what it asks of whoever loads it.
+
+    ``vendor_version``: of the vendor's package, which alone reads its plans. ``plugin_sha256``: of the contract of the
+    plugin. ``weights``: where they are; external ones are listed in ``weights.json``. ``plans``: the target's, then
+    those of drafters with graphs. ``compute_capabilities``: 89 = 8.9.
+    """
+
+    vendor_version: str
+    dtype: str
+    weights: Literal["embedded", "external"]
+    compute_capabilities: tuple[int, ...]
+    plugin_sha256: str
+    plans: tuple[PlanFacts, ...]
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Limits are inclusive; ``num_threads`` 0 = one per physical core available.
 
-    ``kernels``: whose operators the graphs are made of. ``pool_dtype``: of keys and values in the pool.
+    ``kernels``: whose operators the graphs are made of; ``plugin`` = TreeAttention is TensorRT's plugin.
+    ``pool_dtype``: of keys and values in the pool.
 
     ``drafts`` in the order of the pipeline; ``tree`` is None exactly where there are none.
 
     ``captured_layers``: of an engine without drafts, whose features a trainer reads; None = nobody does.
+
+    ``tensorrt``: of engines of tensorrt and tensorrt_rtx alone.
     """
 
     backend: str
-    kernels: Kernels
+    kernels: EngineKernels
     weights_dtype: str
     pool_dtype: PoolDtype
     max_batch_size: int
@@ -78,6 +110,7 @@ class EngineConfig:
     tree: TreeShape | None = None
     acceptance: Acceptance = EXACT
     captured_layers: tuple[int, ...] | None = None
+    tensorrt: TensorRtFacts | None = None
 
     @property
     def has_features(self) -> bool:
@@ -126,7 +159,12 @@ def load_engine_config(directory: Path) -> EngineConfig:
                 f"{path}: {key}", f"this draftline serves engines with {expected}", found, "run `draftline run` again"
             )
     _check_keys(document, {"file_bytes", *_field_names(EngineConfig)}, path)
-    for key, values in {"kernels": get_args(Kernels), "pool_dtype": get_args(PoolDtype)}.items():
+    on_gpu = document["tensorrt"] is not None
+    allowed = {
+        "kernels": ("plugin",) if on_gpu else ("native", "onnxruntime"),
+        "pool_dtype": ("float32", "float16", "bfloat16") if on_gpu else ("float32", "float16"),
+    }
+    for key, values in allowed.items():
         if document[key] not in values:
             raise ArtifactError(f"{path}: {key}", f"must be {' or '.join(values)}", document[key], _AGAIN)
     for name, num_bytes in document.pop("file_bytes").items():
@@ -140,7 +178,8 @@ def load_engine_config(directory: Path) -> EngineConfig:
     _check_keys(model, _field_names(CheckpointConfig), f"{path}: model")
     model["eos_token_ids"] = tuple(model["eos_token_ids"])
     speculation = _read_speculation(document, path)
-    return EngineConfig(**document, model=CheckpointConfig(**model), **speculation)
+    tensorrt = _read_tensorrt(document.pop("tensorrt"), path)
+    return EngineConfig(**document, model=CheckpointConfig(**model), **speculation, tensorrt=tensorrt)
 
 
 def _read_speculation(document: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -161,6 +200,22 @@ def _read_speculation(document: dict[str, Any], path: Path) -> dict[str, Any]:
         "tree": None if tree is None else TreeShape(**tree),
         "acceptance": Acceptance(**acceptance),
     }
+
+
+def _read_tensorrt(document: dict[str, Any] | None, path: Path) -> TensorRtFacts | None:
+    if document is None:
+        return None
+    _check_keys(document, _field_names(TensorRtFacts), f"{path}: tensorrt")
+    document["compute_capabilities"] = tuple(document["compute_capabilities"])
+    plans = []
+    for index, plan in enumerate(document.pop("plans")):
+        _check_keys(plan, _field_names(PlanFacts), f"{path}: tensorrt.plans[{index}]")
+        profiles = {
+            name: {dimension: tuple(sizes) for dimension, sizes in profile.items()}
+            for name, profile in plan.pop("profiles").items()
+        }
+        plans.append(PlanFacts(**plan, profiles=profiles))
+    return TensorRtFacts(**document, plans=tuple(plans))
 
 
 def _field_names(kind: type[Any]) -> set[str]:

@@ -27,9 +27,11 @@ from draftline.quantization import (
 )
 from draftline.sessions.native_kernels import Kernels
 
-CHECKPOINT_FILE = "rank0.safetensors"
+CHECKPOINT_FILE, WEIGHTS_FILE = "rank0.safetensors", "weights.safetensors"
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
     "int8": TensorProto.INT8,
     "uint8": TensorProto.UINT8,
     "int64": TensorProto.INT64,
@@ -86,7 +88,7 @@ def read_engine_weights(
     quality. ``first`` are entries of ``file`` that are not the checkpoint's.
     """
     source = checkpoint / CHECKPOINT_FILE
-    if dtype == weights_dtype == "float32":
+    if dtype == weights_dtype:
         return EngineWeights(file, first, linked_file, source)
     return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, kernels, outer)), linked_file, None)
 

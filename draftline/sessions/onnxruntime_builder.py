@@ -22,12 +22,13 @@ from draftline.graphs.tree_attention import inline_tree_attention
 from draftline.sessions.draft_builder import DraftSource, describe_drafts, target_taps
 from draftline.sessions.engine_config import (
     MODEL_FILE,
+    TOKENIZER_FILES,
     EngineConfig,
     PoolDtype,
     draft_model_file,
     write_engine_config,
 )
-from draftline.sessions.engine_weights import CHECKPOINT_FILE, read_engine_weights, rotary_entries
+from draftline.sessions.engine_weights import CHECKPOINT_FILE, WEIGHTS_FILE, read_engine_weights, rotary_entries
 from draftline.sessions.native_kernels import Kernels, WantedKernels, choose_kernels
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
@@ -35,8 +36,6 @@ __all__ = ["CHECKPOINT_FILE", "MODEL_FILE", "WEIGHTS_FILE", "DraftSource", "buil
 
 OPERATORS: dict[Kernels, Operators] = {"native": NATIVE, "onnxruntime": PORTABLE}
 POOL_TYPES: dict[PoolDtype, int] = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-WEIGHTS_FILE = "weights.safetensors"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 def build_engine(

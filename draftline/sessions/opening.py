@@ -18,9 +18,11 @@ def open_session(directory: Path, config: EngineConfig) -> Session:
         from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 
         return OnnxRuntimeSession(directory, config)
-    raise ArtifactError(
-        f"{directory / 'config.json'}: backend", "must be onnxruntime", config.backend, "build the engine again"
-    )
+    where = f"{directory / 'config.json'}: backend"
+    if config.tensorrt is not None:
+        cure = "serve an engine of onnxruntime, from `draftline run FILE engine.backend=onnxruntime`"
+        raise ArtifactError(where, "this version serves engines of onnxruntime", config.backend, cure)
+    raise ArtifactError(where, "must be onnxruntime", config.backend, "build the engine again")
 
 
 def open_draft_sessions(

@@ -1,0 +1,151 @@
+"""The graphs of an engine for TensorRT, with their weights beside them: the target's, and one of each drafter."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.errors import BuildError
+from draftline.graphs.decoder import Pool
+from draftline.graphs.eagle import head_layers
+from draftline.graphs.onnx_graph import TensorLocation
+from draftline.graphs.target import EMBEDDING, LM_HEAD, build_target_graph
+from draftline.graphs.tensorrt_operators import NETWORK_TYPES, NetworkDtype, TensorRtOperators
+from draftline.kernels.shape import KernelShape
+from draftline.sessions.draft_builder import DraftParts, DraftSource, describe_drafts, target_taps
+from draftline.sessions.engine_config import DraftConfig, PoolDtype
+from draftline.sessions.engine_weights import CHECKPOINT_FILE, WEIGHTS_FILE, read_engine_weights, rotary_entries
+from draftline.sessions.tensorrt.profiles import Profile, StepLimits, draft_profiles, target_profiles
+from draftline.speculation import TreeShape
+
+TARGET = "model"
+
+
+@dataclass(frozen=True)
+class EmittedGraph:
+    """A graph in ``file``, for the kernels of ``kernel_shape`` and within ``profiles``. ``name``: ``model``,
+    ``draft-I``."""
+
+    name: str
+    file: Path
+    kernel_shape: KernelShape
+    profiles: dict[str, Profile]
+
+    @property
+    def plan_file(self) -> str:
+        return f"{self.name}.plan"
+
+
+@dataclass(frozen=True)
+class EmittedGraphs:
+    """All graphs of an engine, the target's first, and what ``config.json`` says of them."""
+
+    model: CheckpointConfig
+    drafts: tuple[DraftConfig, ...]
+    graphs: tuple[EmittedGraph, ...]
+
+
+def emit_graphs(
+    checkpoint: Path,
+    destination: Path,
+    *,
+    dtype: NetworkDtype,
+    pool_dtype: PoolDtype,
+    limits: StepLimits,
+    drafts: Sequence[DraftSource] = (),
+    tree: TreeShape | None = None,
+) -> EmittedGraphs:
+    """Write the graphs of a converted checkpoint, and links to its weights, into the existing folder ``destination``.
+
+    Raises: BuildError for a checkpoint of another dtype, and for drafts that do not fit.
+    """
+    config = load_checkpoint_config(checkpoint)
+    check_checkpoint_dtype("target", config.dtype, dtype)
+    described = describe_drafts(config, drafts, tree, dtype, "onnxruntime", limits.max_seq_len)
+    pool, operators = Pool(limits.block_size, NETWORK_TYPES[pool_dtype]), TensorRtOperators(dtype)
+    num_positions = limits.max_seq_len + (0 if tree is None else tree.max_depth)
+    target = read_engine_weights(
+        checkpoint,
+        config.dtype,
+        dtype,
+        "onnxruntime",
+        outer=(EMBEDDING, LM_HEAD),
+        first=rotary_entries(
+            config.head_size, config.rotary_base, config.rotary_scaling, config.max_position_embeddings, num_positions
+        ),
+        file=WEIGHTS_FILE,
+        linked_file=CHECKPOINT_FILE,
+    )
+    locations = target.write(destination, lambda: None)
+    tensors = [draft.weights.write(destination, lambda: None) if draft.weights else {} for draft in described]
+    heads = [own for draft, own in zip(described, tensors, strict=True) if draft.config.method == "medusa"]
+    model = build_target_graph(config, locations | dict(ChainMap(*heads)), pool, target_taps(described), operators)
+
+    def save(name: str, graph: onnx.ModelProto, shape: KernelShape, profiles: dict[str, Profile]) -> EmittedGraph:
+        file = destination / f"{name}.onnx"
+        onnx.save(graph, file)
+        return EmittedGraph(name, file, shape, profiles)
+
+    shape = kernel_shape(config, limits.block_size, dtype, pool_dtype)
+    graphs = [save(TARGET, model, shape, target_profiles(limits))]
+    for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
+        graph = draft.build_graph(own, locations, config, pool, operators)
+        if graph is not None:
+            layers = _layers_of(draft)
+            check_checkpoint_dtype(f"drafts[{index}]", layers.dtype, dtype)
+            shape = kernel_shape(layers, limits.block_size, dtype, pool_dtype)
+            graphs.append(save(f"draft-{index}", graph, shape, draft_profiles(limits)))
+    return EmittedGraphs(config, tuple(draft.config for draft in described), tuple(graphs))
+
+
+def kernel_shape(layers: CheckpointConfig, block_size: int, dtype: NetworkDtype, pool_dtype: PoolDtype) -> KernelShape:
+    """Return the shape of the kernels of these layers.
+
+    Raises: BuildError where kernels have no code for it.
+    """
+    return KernelShape(
+        layers.num_attention_heads,
+        layers.num_key_value_heads,
+        layers.head_size,
+        block_size,
+        dtype,
+        pool_dtype,
+        layers.sliding_window or 0,
+    )
+
+
+def check_checkpoint_dtype(where: str, found: str, dtype: NetworkDtype) -> None:
+    """Raise BuildError unless a converted checkpoint has the network's dtype, or is widened to float32."""
+    if dtype not in (found, "float32"):
+        rule, cure = f"the converted checkpoint is of the network's dtype, {dtype}", "set target.dtype to it"
+        raise BuildError(where, rule, found, cure)
+
+
+def make_weights_inputs(graph: onnx.ModelProto) -> dict[str, TensorLocation]:
+    """Make inputs of the initializers that lie in files: weights are then bound to a network, not built into it.
+
+    Returns where they lie, by the input's name.
+    """
+    outside = [tensor for tensor in graph.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    locations = {}
+    for tensor in outside:
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        offset, num_bytes, shape = int(where["offset"]), int(where["length"]), tuple(tensor.dims)
+        locations[tensor.name] = TensorLocation(where["location"], offset, num_bytes, tensor.data_type, shape)
+        graph.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, shape))
+        graph.graph.initializer.remove(tensor)
+    return locations
+
+
+def _layers_of(draft: DraftParts) -> CheckpointConfig:
+    if draft.model is not None:
+        return draft.model
+    assert draft.head is not None, "a drafter with a graph has layers"
+    return head_layers(draft.head)

@@ -1,0 +1,181 @@
+"""Engine directories of TensorRT-RTX, built without a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
+from draftline.errors import ArtifactError, BuildError
+from draftline.sessions.engine_config import DraftMethod, EngineConfig, load_engine_config
+from draftline.sessions.opening import open_session
+from draftline.sessions.tensorrt import engine_builder
+from draftline.sessions.tensorrt.cuda_driver import load_driver
+from draftline.sessions.tensorrt.emission import kernel_shape
+from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
+from draftline.sessions.tensorrt.loading import check_loadable, load_plan, read_weight_locations
+from draftline.sessions.tensorrt.plugin_kernels import compile_plugin_kernels
+from draftline.sessions.tensorrt.vendor import Vendor
+from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tiny, fake_kernels, rtx
+
+
+def build(
+    directory: Path, weights: str = "embedded", methods: tuple[DraftMethod, ...] = (), dtype: str = "float16"
+) -> Path:
+    converted, drafts = convert_tiny(directory, "llama", dtype, methods)
+    engine = directory / "engine"
+    engine.mkdir()
+    build_tensorrt_engine(
+        rtx(),
+        converted,
+        engine,
+        settings=PlanSettings(
+            dtype=dtype,  # type: ignore[arg-type]
+            pool_dtype="float16",
+            weights=weights,  # type: ignore[arg-type]
+            architectures=(80,),
+            kernel_cache=directory / "kernels",
+            timing_cache=directory / "timing.cache",
+        ),
+        limits=TREE_LIMITS if drafts else LIMITS,
+        prefix_cache=True,
+        progress=lambda done, total: None,
+        drafts=drafts,
+        tree=TREE if drafts else None,
+    )
+    return engine
+
+
+@pytest.fixture
+def _fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler: kernels are of the right shape, and do nothing."""
+    monkeypatch.setattr(
+        engine_builder, "compile_plugin_kernels", lambda shape, architectures, cache: fake_kernels(shape, architectures)
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine without drafts, with real kernels."""
+    return build(tmp_path_factory.mktemp("plain"))
+
+
+def test_a_plan_holds_weights_and_real_kernels(plain: Path) -> None:
+    config = load_engine_config(plain)
+    assert config.tensorrt is not None
+    (facts,) = config.tensorrt.plans
+    shape = kernel_shape(config.model, config.block_size, "float16", "float16")
+    kernels = compile_plugin_kernels(shape, (80,), plain.parent / "kernels")
+    plan = (plain / facts.file).read_bytes()
+    assert facts.kernels_sha256 == kernels.sha256
+    assert all(kernel.cubin.startswith(b"\x7fELF") and kernel.cubin in plan for kernel in kernels.compiled)
+    checkpoint = plain.parent / "converted" / "rank0.safetensors"
+    embedding = map_tensor(checkpoint, tensor_locations(checkpoint)["transformer.vocab_embedding.weight"])
+    assert embedding.tobytes() in plan
+    assert sorted(path.name for path in plain.iterdir()) == [
+        *("build.log", "config.json", "model.plan", "tokenizer.json", "tokenizer_config.json")
+    ]
+
+
+def test_config_says_how_it_was_built(plain: Path) -> None:
+    config = load_engine_config(plain)
+    assert (config.backend, config.kernels, config.weights_dtype) == ("tensorrt_rtx", "plugin", "float16")
+    facts = config.tensorrt
+    assert facts is not None
+    assert (facts.vendor_version, facts.dtype, facts.weights) == (rtx().version, "float16", "embedded")
+    assert facts.compute_capabilities == (80,)
+    assert facts.plans[0].profiles["prefill"]["T"] == (1, 64, 64)
+    assert check_loadable(rtx(), plain, config) == facts
+    log = (plain / "build.log").read_text()
+    assert "model: TensorRT-RTX" in log
+    assert "[info]" in log
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+def test_external_weights_lie_beside_the_plans(tmp_path: Path) -> None:
+    engine = build(tmp_path, "external", ("eagle3", "medusa"))
+    config = load_engine_config(engine)
+    assert config.tensorrt is not None
+    assert [plan.file for plan in config.tensorrt.plans] == ["model.plan", "draft-0.plan"]
+    for plan in config.tensorrt.plans:
+        locations = read_weight_locations(engine, plan)
+        for location in locations.values():
+            assert (engine / location.file).stat().st_size >= location.offset + location.num_bytes
+        assert "rotary.cosines" in locations
+    target, drafter = (read_weight_locations(engine, plan) for plan in config.tensorrt.plans)
+    both = target["transformer.layers.1.mlp.fc_gate.weight"]
+    stored = np.fromfile(engine / both.file, np.float16, int(np.prod(both.shape)), offset=both.offset)
+    source = tmp_path / "converted" / "rank0.safetensors"
+    tensors = tensor_locations(source)
+    parts = [map_tensor(source, tensors[f"transformer.layers.1.mlp.{name}.weight"]) for name in ("fc", "gate")]
+    assert np.array_equal(stored.reshape(both.shape), np.concatenate(parts))
+    assert drafter["vocab_embedding.weight"] == target["transformer.vocab_embedding.weight"], "borrowed"
+    embedding = target["transformer.vocab_embedding.weight"]
+    values = np.fromfile(engine / embedding.file, np.uint8, embedding.num_bytes, offset=embedding.offset).tobytes()
+    assert all(values not in (engine / plan.file).read_bytes() for plan in config.tensorrt.plans)
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+def test_a_checkpoint_of_another_dtype_is_refused(tmp_path: Path) -> None:
+    converted, _ = convert_tiny(tmp_path, "llama", "bfloat16")
+    (tmp_path / "engine").mkdir()
+    settings = PlanSettings("float16", "float16", "embedded", (80,), tmp_path / "kernels", tmp_path / "cache")
+    with pytest.raises(BuildError, match=r"target: .* the network's dtype, float16; got bfloat16; set target.dtype"):
+        build_tensorrt_engine(
+            rtx(),
+            converted,
+            tmp_path / "engine",
+            settings=settings,
+            limits=LIMITS,
+            prefix_cache=True,
+            progress=lambda done, total: None,
+        )
+
+
+def test_a_mismatch_is_refused_by_name(plain: Path) -> None:
+    config = load_engine_config(plain)
+    assert config.tensorrt is not None
+    facts = config.tensorrt
+
+    def refused(match: str, other: EngineConfig, vendor: Vendor | None = None) -> None:
+        with pytest.raises(ArtifactError, match=match):
+            check_loadable(vendor or rtx(), plain, other)
+
+    refused(
+        r"vendor_version: TensorRT-RTX loads .*; got 1\.6\.0; .*or install tensorrt-rtx-cu13==1\.6\.0",
+        replace(config, tensorrt=replace(facts, vendor_version="1.6.0")),
+    )
+    refused("plugin_sha256: .*; got abc; ", replace(config, tensorrt=replace(facts, plugin_sha256="abc")))
+    refused("backend: is tensorrt_rtx; got onnxruntime; ", replace(config, backend="onnxruntime", tensorrt=None))
+    other_plan = replace(facts.plans[0], kernels_sha256="ab" * 32)
+    refused(
+        "model.plan: holds the kernels abababababab; got a plan without them",
+        replace(config, tensorrt=replace(facts, plans=(other_plan,))),
+    )
+
+
+def test_a_changed_config_is_refused(tmp_path: Path, plain: Path) -> None:
+    document = json.loads((plain / "config.json").read_text())
+    document["tensorrt"]["plans"][0]["extra"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    for name in document["file_bytes"]:
+        (tmp_path / name).symlink_to(plain / name)
+    with pytest.raises(ArtifactError, match=r"tensorrt\.plans\[0\]: .*unexpected \['extra'\]"):
+        load_engine_config(tmp_path)
+
+
+@pytest.mark.skipif(load_driver() is not None, reason="says what a machine without a GPU says")
+def test_without_a_gpu_a_plan_does_not_load(plain: Path) -> None:
+    config = load_engine_config(plain)
+    assert config.tensorrt is not None
+    with pytest.raises(ArtifactError, match=r"model.plan: loads on a GPU that it was built for; got .*; "):
+        load_plan(rtx(), plain, config.tensorrt.plans[0])
+
+
+def test_an_engine_on_a_gpu_is_not_served_yet(plain: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"this version serves engines of onnxruntime; got tensorrt_rtx; "):
+        open_session(plain, load_engine_config(plain))
