@@ -46,7 +46,7 @@ def describe_values(field: str) -> str:
     schema = field_schema(field)
     if "items" in schema:
         if "enum" in schema["items"]:
-            return "a list of " + " | ".join(schema["items"]["enum"])
+            return "a list of " + " | ".join(map(str, schema["items"]["enum"]))
         return " | ".join(schema["enum"]) + " | a list of paths such as [[0], [1], [0, 0]]"
     if "enum" in schema:
         return " | ".join(str(value) for value in schema["enum"])

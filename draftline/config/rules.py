@@ -9,6 +9,8 @@ from typing import Any
 from draftline.config.choices import TreeSize, choices_size, orphans
 from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
+GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -79,6 +81,12 @@ RULES = (
         "remove it",
     ),
     Rule(
+        ("draft.weights_dtype", "engine.backend"),
+        lambda weights_dtype, backend: weights_dtype is None or backend == "onnxruntime",
+        "stands beside engine.backend onnxruntime, not {1}, whose drafts have target.dtype",
+        "remove it",
+    ),
+    Rule(
         ("draft.method", "draft.earlier_methods"),
         lambda method, earlier_methods: method not in earlier_methods,
         "each draft of a list has another method",
@@ -144,6 +152,48 @@ RULES = (
         "one tree fits in a step of engine.max_num_tokens {1}",
         "lower tree.max_nodes or raise engine.max_num_tokens",
     ),
+    Rule(
+        ("engine.weights_dtype", "engine.backend", "target.dtype"),
+        lambda weights, backend, dtype: backend not in GPU_BACKENDS or weights == dtype,
+        "engine.backend {1} computes in target.dtype {2} with weights of the same dtype",
+        "set both to one of float16, bfloat16 and float32",
+    ),
+    Rule(
+        ("engine.weights_dtype", "engine.backend"),
+        lambda weights, backend: backend != "onnxruntime" or weights in ("float32", "int8", "int4"),
+        "engine.backend onnxruntime keeps weights in float32, int8 or int4",
+        "set it to one of these, or engine.backend to tensorrt_rtx or tensorrt",
+    ),
+    Rule(
+        ("kv_cache.dtype", "engine.backend", "target.dtype"),
+        lambda pool, backend, dtype: backend not in GPU_BACKENDS or dtype in (pool, "float32"),
+        "engine.backend {1} keeps keys and values in target.dtype {2}",
+        "set it to {2}",
+    ),
+    Rule(
+        ("engine.weights", "engine.backend"),
+        lambda weights, backend: weights == "embedded" or backend in GPU_BACKENDS,
+        "external stands beside engine.backend tensorrt and tensorrt_rtx",
+        "remove it: the weights of {1} always lie beside the graph",
+    ),
+    Rule(
+        ("engine.compute_capabilities", "engine.backend"),
+        lambda capabilities, backend: not capabilities or backend == "tensorrt_rtx",
+        "stands beside engine.backend tensorrt_rtx",
+        "remove it: {1} builds for this machine",
+    ),
+    Rule(
+        ("engine.compute_capabilities", "engine.backend"),
+        lambda capabilities, backend: backend != "tensorrt_rtx" or not set(capabilities) & {90, 100},
+        "TensorRT-RTX does not build for Hopper and data-center Blackwell (90, 100)",
+        "remove them, or set engine.backend to tensorrt and build on such a GPU",
+    ),
+    Rule(
+        ("engine.compute_capabilities",),
+        lambda capabilities: list(capabilities) == sorted(set(capabilities)),
+        "rise",
+        "list each once, in order",
+    ),
     *(_only_of(field, method) for method, fields in DEFAULTS_BY_METHOD.items() for field in fields),
     Rule(
         ("train.checkpoint",),
@@ -196,6 +246,8 @@ def _methods(fields: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, tu
 def _show(field: str, value: object) -> str:
     if "." not in field:
         return "a block"
+    if field == "engine.compute_capabilities" and isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
     if isinstance(value, (list, tuple)):
         return ", ".join(str(list(path)) for path in orphans(value)) or f"{len(value)} paths"
     return "nothing" if value is None else str(value)

@@ -31,6 +31,7 @@ def _as_tuples(value: object) -> object:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
+ComputeCapability = Literal[80, 86, 89, 90, 100, 120]  # those that kernels are compiled for
 ChoicesPath = Annotated[
     tuple[Annotated[int, Field(ge=0, lt=LARGEST.top_k)], ...], Field(min_length=1, max_length=LARGEST.max_depth)
 ]
@@ -49,7 +50,7 @@ class Target(Block):
     dtype: Dtype = Field(
         "float32",
         description="The dtype of the converted checkpoint, and of the drafts'. onnxruntime computes in float32 with "
-        "any of them.",
+        "any of them, tensorrt and tensorrt_rtx compute in it.",
     )
 
 
@@ -129,7 +130,9 @@ class Engine(Block):
     """What is built, and its limits."""
 
     backend: Literal["onnxruntime", "tensorrt", "tensorrt_rtx", "tensorrt_llm"] = Field(
-        "onnxruntime", description="What runs the graph. `onnxruntime` needs no GPU."
+        "onnxruntime",
+        description="What runs the graph. `onnxruntime` needs no GPU. `tensorrt_rtx` runs on RTX GPUs and builds on "
+        "any machine; `tensorrt` runs on every NVIDIA GPU and builds on the one it runs on.",
     )
     kernels: Literal["auto", "native", "onnxruntime"] = Field(
         "auto",
@@ -137,8 +140,22 @@ class Engine(Block):
         "package is built; `onnxruntime` are ONNX Runtime's, slower, which need no compiler. `auto` takes `native` "
         "where they are.",
     )
-    weights_dtype: Literal["float32", "int8", "int4"] = Field(
-        "float32", description="The matrices' dtype in the engine; int8 and int4 are quantised by the build stage."
+    weights_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = Field(
+        "float32",
+        description="The matrices' dtype in the engine. onnxruntime knows `float32`, and `int8` and `int4`, which the "
+        "build stage quantises; tensorrt and tensorrt_rtx know that of `target.dtype`.",
+    )
+    weights: Literal["embedded", "external"] = Field(
+        "embedded",
+        description="Where the weights of `tensorrt` and `tensorrt_rtx` are: in the engine's plan, or beside it in the "
+        "converted checkpoint's files, which are read at start. `external` builds models of any size in seconds and in "
+        "little memory; the builder then cannot prepare the weights for the kernels that it chooses.",
+    )
+    compute_capabilities: Annotated[tuple[ComputeCapability, ...], BeforeValidator(_as_tuples)] = Field(
+        (),
+        description="The GPUs that `tensorrt_rtx` builds for, 89 = compute capability 8.9; unless given 80, 86, 89 and "
+        "120. `tensorrt` builds for the GPU of this machine.",
+        examples=[[89, 120]],
     )
     max_batch_size: int = Field(16, ge=1, le=4096, description="Requests that run in the same step.")
     max_seq_len: int = Field(4096, ge=2, le=1048576, description="Tokens of a request: prompt and answer together.")
@@ -155,8 +172,8 @@ class KvCache(Block):
     max_blocks: int = Field(2048, ge=1, le=16777216, description="Blocks of the pool, shared by all requests.")
     dtype: Dtype = Field(
         "float32",
-        description="The dtype of the pool. onnxruntime knows `float32` and `float16`, which takes half the memory and "
-        "rounds every key and value.",
+        description="The dtype of the pool; 16 bits take half the memory and round every key and value. onnxruntime "
+        "knows `float32` and `float16`.",
     )
     prefix_cache: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
 
@@ -168,6 +185,11 @@ class Check(Block):
         "auto",
         description="Whether a fixed text is run through the engine's network and, where that rounds weights or keys, "
         "through a temporary copy in float32. `auto`: for models of a billion parameters at most.",
+    )
+    network: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether the network that `tensorrt` or `tensorrt_rtx` parses is evaluated in numpy, layer by "
+        "layer, and compared with ONNX Runtime; no GPU is needed. `auto`: for models of a billion parameters at most.",
     )
 
 

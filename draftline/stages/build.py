@@ -1,4 +1,4 @@
-"""build: the engine, a graph over the converted checkpoint's weights."""
+"""build: the engine: graphs over the converted checkpoint's weights, or a vendor's plans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftline.config import Pipeline
+from draftline.stages.gpu import VENDOR_PACKAGES
 from draftline.stages.stage import Stage, StageCall
 
 
@@ -17,24 +18,29 @@ class BuildResult:
 
 
 def run(call: StageCall) -> BuildResult:
-    """Write ``model.onnx``, ``config.json``, the weights, the drafts and the tokenizer's files."""
+    """Write ``model.onnx`` or ``model.plan``, ``config.json``, the weights, the drafts and the tokenizer's files."""
+    from draftline.stages.gpu import build_plans, is_on_gpu
+
+    if is_on_gpu(call.pipeline):
+        build_plans(call)
+        kernels = "plugin"
+    else:
+        kernels = _build_graphs(call)
+    files = [path for path in call.destination.rglob("*") if path.is_file()]
+    return BuildResult(kernels, call.pipeline.engine.weights_dtype, sum(path.stat().st_size for path in files))
+
+
+def _build_graphs(call: StageCall) -> str:
+    """Build for ONNX Runtime; return whose operators the graphs are made of."""
     from draftline.sessions.native_kernels import CURE, choose_kernels, why_not_native
-    from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
-    from draftline.stages.drafts import acceptance, draft_checkpoint, tree_shape
+    from draftline.sessions.onnxruntime_builder import build_engine
+    from draftline.stages.drafts import acceptance, draft_sources, tree_shape
 
     engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
     assert kv_cache.dtype != "bfloat16", "such a pipeline is refused"
     kernels = choose_kernels(engine.kernels)
     if kernels != "native" and engine.kernels == "auto":
         call.say(f"no native CPU kernels ({why_not_native()}): ONNX Runtime's serve, slower; {CURE}")
-    drafts = [
-        DraftSource(
-            draft.method,
-            draft_checkpoint(call.build_directory, index) if draft.checkpoint else None,
-            draft.weights_dtype,
-        )
-        for index, draft in enumerate(call.pipeline.draft)
-    ]
     build_engine(
         call.build_directory / "checkpoint",
         call.destination,
@@ -49,16 +55,15 @@ def run(call: StageCall) -> BuildResult:
         max_blocks=kv_cache.max_blocks,
         prefix_cache=kv_cache.prefix_cache,
         progress=call.advance,
-        drafts=drafts,
+        drafts=draft_sources(call.pipeline, call.build_directory),
         tree=tree_shape(call.pipeline),
         acceptance=acceptance(call.pipeline),
     )
-    files = [path for path in call.destination.rglob("*") if path.is_file()]
-    return BuildResult(kernels, engine.weights_dtype, sum(path.stat().st_size for path in files))
+    return kernels
 
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
-    """Return whether there are native CPU kernels, and which: ``auto`` follows them."""
+    """Return whether there are native CPU kernels, and which: ``auto`` follows them. An engine on a GPU has none."""
     from draftline.sessions.native_kernels import describe_kernels
 
     return {"CPU kernels": describe_kernels(pipeline.engine.kernels)}
@@ -79,9 +84,12 @@ STAGE = Stage(
         "acceptance.rule",
         "acceptance.epsilon",
         "acceptance.alpha",
+        "target.dtype",
         "engine.backend",
         "engine.kernels",
         "engine.weights_dtype",
+        "engine.weights",
+        "engine.compute_capabilities",
         "engine.max_batch_size",
         "engine.max_seq_len",
         "engine.max_num_tokens",
@@ -92,7 +100,8 @@ STAGE = Stage(
         "kv_cache.prefix_cache",
     ),
     needs=("convert",),
-    packages=("numpy", "onnx", "onnxruntime"),
+    packages=("numpy", "onnx", "onnxruntime", *VENDOR_PACKAGES),
     modules=("draftline.stages.build",),
+    shared=("plugins",),
     machine=machine,
 )

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
 from draftline.stages import build
+from draftline.stages.gpu import VENDOR_PACKAGES
 from draftline.stages.stage import Stage, StageCall
 
 if TYPE_CHECKING:
     from draftline.checkpoints.config import CheckpointConfig
     from draftline.checkpoints.tokenizer import Tokenizer
     from draftline.config import Pipeline
+    from draftline.sessions.tensorrt.network_check import NetworkReport
     from draftline.stages.check_drafts import DraftReport
     from draftline.stages.perplexity import PerplexityReport
 
@@ -27,7 +29,8 @@ WIDE_TEXT = "naïve café, 東京, 🙂"
 class CheckResult:
     """``keeps_wide_text``: accents, CJK and emoji survive the tokenizer. ``has_chat_template``: and it renders.
 
-    ``perplexity``: None where ``check.perplexity`` leaves it out.
+    ``perplexity``: None where ``check.perplexity`` leaves it out. ``network``: of engines on a GPU; None where
+    ``check.network`` leaves it out.
     """
 
     architecture: str
@@ -37,14 +40,17 @@ class CheckResult:
     has_chat_template: bool
     drafts: tuple[DraftReport, ...]
     perplexity: PerplexityReport | None
+    network: tuple[NetworkReport, ...] | None
 
 
 def run(call: StageCall) -> CheckResult:
     """Check limits, tokenizer and drafts against the model, measure its perplexity, and write ``report.json``."""
     from draftline.checkpoints.tokenizer import load_tokenizer
     from draftline.checkpoints.trtllm import load_checkpoint_config
+    from draftline.sessions.batch_split import count_parameters
     from draftline.stages.check_drafts import check_drafts
     from draftline.stages.check_perplexity import check_perplexity
+    from draftline.stages.gpu import check_network
 
     checkpoint = call.build_directory / "checkpoint"
     config = load_checkpoint_config(checkpoint)
@@ -53,6 +59,7 @@ def run(call: StageCall) -> CheckResult:
     check_heads(where, config)
     limit = check_length(config, call.pipeline.engine.max_seq_len)
     check_tokenizer(where, tokenizer, config.vocab_size)
+    network = check_network(call, checkpoint, count_parameters(config), tokenizer.encode(PLAIN_TEXT + WIDE_TEXT))
     result = CheckResult(
         config.architecture,
         limit,
@@ -61,6 +68,7 @@ def run(call: StageCall) -> CheckResult:
         has_chat_template=check_chat_template(where, tokenizer),
         drafts=check_drafts(call.pipeline, checkpoint, config),
         perplexity=check_perplexity(call, checkpoint, config, tokenizer),
+        network=network,
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
     return result
@@ -129,14 +137,22 @@ STAGE = Stage(
         "engine.backend",
         "engine.kernels",
         "engine.weights_dtype",
+        "engine.compute_capabilities",
         "engine.max_seq_len",
+        "kv_cache.block_size",
         "kv_cache.dtype",
         "draft.method",
+        "tree.kind",
+        "tree.choices",
+        "tree.max_nodes",
         "tree.max_depth",
+        "tree.top_k",
         "check.perplexity",
+        "check.network",
     ),
     needs=("convert",),
-    packages=("tokenizers", "jinja2", "numpy", "onnx", "onnxruntime"),
+    packages=("tokenizers", "jinja2", "numpy", "onnx", "onnxruntime", *VENDOR_PACKAGES),
     modules=("draftline.stages.check",),
+    shared=("plugins",),
     machine=machine,
 )

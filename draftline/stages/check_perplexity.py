@@ -19,6 +19,7 @@ from draftline.sessions.engine_config import PoolDtype, load_engine_config
 from draftline.sessions.onnxruntime_builder import build_engine
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.protocol import StepBatch
+from draftline.stages.gpu import is_on_gpu
 from draftline.stages.perplexity import PerplexityReport, describe_report, log_softmax, score_rows, summarise_scores
 from draftline.stages.perplexity_text import PASSAGES
 from draftline.stages.stage import Advance, StageCall
@@ -52,8 +53,8 @@ def check_perplexity(
     pipeline = call.pipeline
     if not _is_wanted(call, count_parameters(model)):
         return None
-    assert pipeline.kv_cache.dtype != "bfloat16", "such a pipeline is refused"
-    precision = Precision(pipeline.engine.weights_dtype, pipeline.kv_cache.dtype)
+    own = Precision(pipeline.engine.weights_dtype, pipeline.kv_cache.dtype)
+    precision = FLOAT32 if is_on_gpu(pipeline) else own  # what an engine on a GPU rounds, the network check tells
     limit = min(pipeline.engine.max_seq_len, MAX_PASSAGE_TOKENS)
     passages = [tokenizer.encode(passage)[:limit] for passage in PASSAGES]
     if precision == FLOAT32:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftline.choices import NAMED_CHOICES
 from draftline.config import Pipeline
 from draftline.speculation import Acceptance, TreeShape
+
+if TYPE_CHECKING:
+    from draftline.sessions.draft_builder import DraftSource
 
 
 def draft_checkpoint(build_directory: Path, index: int) -> Path:
@@ -17,6 +21,20 @@ def draft_checkpoint(build_directory: Path, index: int) -> Path:
 def draft_folder(index: int) -> str:
     """Return the folder of the draft ``index`` inside the target's converted checkpoint."""
     return f"draft-{index}"
+
+
+def draft_sources(pipeline: Pipeline, build_directory: Path) -> list[DraftSource]:
+    """Return the drafts as builders of engines take them."""
+    from draftline.sessions.draft_builder import DraftSource
+
+    return [
+        DraftSource(
+            draft.method,
+            draft_checkpoint(build_directory, index) if draft.checkpoint else None,
+            draft.weights_dtype,
+        )
+        for index, draft in enumerate(pipeline.draft)
+    ]
 
 
 def tree_shape(pipeline: Pipeline) -> TreeShape | None:

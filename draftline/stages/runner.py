@@ -30,6 +30,7 @@ from draftline.manifest import (
     replace_directory,
     write_manifest,
 )
+from draftline.stages.gpu import check_machine
 from draftline.stages.inputs import source_records, stage_inputs
 from draftline.stages.progress import Progress
 from draftline.stages.stage import Stage, StageCall
@@ -76,11 +77,15 @@ def run_pipeline(
     ``root`` is the folder that relative checkpoints start from, the pipeline file's. A dry run writes nothing and says
     what a run would do. ``argv`` is recorded in the manifests.
 
-    Raises: PipelineErrors where this version cannot run the pipeline, CheckpointError where a checkpoint is absent,
+    Raises: PipelineErrors where this version cannot run the pipeline, BuildError or MissingPackageError where this
+    machine cannot build what it asks for, CheckpointError where a checkpoint is absent,
     ArtifactError where ``output`` is in use or somebody else's, and whatever a stage raises; then the outputs of the
     stages before it are kept and nothing of its own is.
     """
-    check_runnable(pipeline)
+    selected = _select(stages, until)
+    check_runnable(pipeline, [stage.name for stage in selected])
+    if any(stage.name == "build" for stage in selected):
+        check_machine(pipeline)
     from draftline.checkpoints.source import resolve_checkpoint
 
     progress = progress or Progress(quiet=True)
@@ -90,7 +95,6 @@ def run_pipeline(
         resolve_checkpoint(draft.checkpoint, root) if draft.checkpoint else None for draft in pipeline.draft
     )
     run = _Run(pipeline, source, draft_sources, output, FileHasher())
-    selected = _select(stages, until)
     if dry_run:
         return _survey(run, selected)
     with lock_directory(output):

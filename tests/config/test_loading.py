@@ -122,6 +122,8 @@ def test_broken_overrides(tmp_path: Path, overrides: list[str], expected: str) -
 
 RULES_OF_ONE_DRAFT = [rule for rule in RULES if "draft.earlier_methods" not in rule.fields]
 STATIC = ["draft.method=medusa", "draft.checkpoint=heads", "tree.kind=static"]
+HALF = ["target.dtype=float16", "engine.weights_dtype=float16"]
+RTX = ["engine.backend=tensorrt_rtx", "kv_cache.dtype=float16"]
 TRAIN = ["train.checkpoint=new", "train.method=eagle1"]
 BROKEN_RULES = [
     ["kv_cache.max_blocks=2"],
@@ -130,6 +132,7 @@ BROKEN_RULES = [
     ["serve.metrics_port=8001"],
     ["draft.method=eagle3"],
     ["draft.method=ngram", "draft.weights_dtype=int8"],
+    ["draft.method=medusa", "draft.checkpoint=heads", "draft.weights_dtype=int8", *HALF, *RTX],
     ["tree.kind=auto"],
     ["acceptance.rule=exact"],
     ["draft.method=ngram", "acceptance.epsilon=0.1"],
@@ -140,6 +143,13 @@ BROKEN_RULES = [
     ["draft.method=ngram", "tree.kind=static", "tree.choices=eagle_26"],
     ["draft.method=ngram", "tree.max_nodes=3"],
     ["draft.method=ngram", "tree.max_nodes=1000"],
+    ["engine.backend=tensorrt", "target.dtype=float16", "kv_cache.dtype=float16"],
+    ["engine.weights_dtype=float16"],
+    ["engine.backend=tensorrt", *HALF],
+    ["engine.weights=external"],
+    ["engine.compute_capabilities=[89]"],
+    [*HALF, *RTX, "engine.compute_capabilities=[90]"],
+    [*HALF, *RTX, "engine.compute_capabilities=[89, 80]"],
     [*TRAIN, "train.ttt_steps=3"],
     [*TRAIN, "train.ttt_growth=0.5"],
     [*TRAIN, "train.ttt_share=0.5"],

@@ -11,6 +11,7 @@ from draftline.config.reference import describe_values, write_reference
 from draftline.config.schema import BLOCKS
 from draftline.errors import PipelineErrors
 from draftline.share import share_path
+from draftline.stages.table import STAGES
 
 FILES = sorted(share_path("pipelines").glob("*.yaml"))
 
@@ -31,7 +32,8 @@ def test_every_field_is_described() -> None:
 def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) -> None:
     pipeline = load_pipeline(path)
     assert pipeline.name == path.stem
-    assert path.read_text().splitlines()[0] == f"# draftline run pipelines/{path.name}"
+    until = "" if load_pipeline(path).engine.backend == "onnxruntime" else " --until build"
+    assert path.read_text().splitlines()[0] == f"# draftline run pipelines/{path.name}{until}"
 
 
 def test_pipelines_that_share_training_data_agree_on_it() -> None:
@@ -57,22 +59,26 @@ def test_a_pipeline_serves_what_it_trains_and_says_how(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fields"),
+    ("overrides", "until", "fields"),
     [
-        ([], []),
-        (["draft.method=ngram"], []),
-        (["draft.method=eagle3", "draft.checkpoint=head"], []),
-        (["draft.method=ngram", "engine.backend=tensorrt_rtx"], ["engine.backend"]),
-        (["engine.backend=tensorrt"], ["engine.backend"]),
-        (["kv_cache.dtype=float16"], []),
-        (["target.dtype=bfloat16", "kv_cache.dtype=bfloat16"], ["kv_cache.dtype"]),
+        ([], "smoke", []),
+        (["draft.method=ngram"], "smoke", []),
+        (["draft.method=eagle3", "draft.checkpoint=head"], "smoke", []),
+        (["engine.backend=tensorrt_llm"], "convert", ["engine.backend"]),
+        (["draft.method=ngram", "engine.backend=tensorrt_rtx"], "build", []),
+        (["draft.method=ngram", "engine.backend=tensorrt_rtx"], "package", ["stage package"]),
+        (["engine.backend=tensorrt"], "smoke", ["stage package", "stage smoke"]),
+        (["kv_cache.dtype=float16"], "smoke", []),
+        (["target.dtype=bfloat16", "kv_cache.dtype=bfloat16"], "smoke", ["kv_cache.dtype"]),
     ],
 )
-def test_what_this_version_cannot_run(overrides: list[str], fields: list[str]) -> None:
+def test_what_this_version_cannot_run(overrides: list[str], until: str, fields: list[str]) -> None:
     pipeline = load_pipeline(share_path("pipelines") / "smollm2-135m.yaml", overrides)
+    names = [stage.name for stage in STAGES]
+    stages = names[: names.index(until) + 1]
     if not fields:
-        check_runnable(pipeline)
+        check_runnable(pipeline, stages)
         return
     with pytest.raises(PipelineErrors) as caught:
-        check_runnable(pipeline)
+        check_runnable(pipeline, stages)
     assert [problem.where.split(": ")[1] for problem in caught.value.problems] == fields

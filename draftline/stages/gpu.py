@@ -1,0 +1,135 @@
+"""What a pipeline says about engines on a GPU, in the words of the floors below."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftline.config import Pipeline
+from draftline.config.rules import GPU_BACKENDS
+from draftline.stages.drafts import draft_sources, tree_shape
+from draftline.stages.stage import StageCall
+
+if TYPE_CHECKING:
+    from draftline.sessions.tensorrt.network_check import NetworkReport
+    from draftline.sessions.tensorrt.profiles import StepLimits
+    from draftline.sessions.tensorrt.vendor import Vendor
+
+KERNEL_CACHE, TIMING_CACHE = "kernel-cache", "timing.cache"  # beside the stages' outputs; they only save time
+MAX_PARAMETERS = 1_000_000_000  # of a model whose network is checked unasked
+VENDOR_PACKAGES = ("tensorrt-cu13", "tensorrt-rtx-cu13", "triton")
+
+
+def is_on_gpu(pipeline: Pipeline) -> bool:
+    return pipeline.engine.backend in GPU_BACKENDS
+
+
+def vendor_of(pipeline: Pipeline) -> tuple[Vendor, tuple[int, ...]]:
+    """Import the vendor of a pipeline on a GPU; return it and the architectures that it builds for.
+
+    Raises: MissingPackageError without its package, BuildError where it does not build for these GPUs, or not here.
+    """
+    from draftline.kernels.devices import ARCHITECTURES
+    from draftline.sessions.tensorrt.plan_builder import choose_architectures
+    from draftline.sessions.tensorrt.vendor import import_vendor
+
+    backend = pipeline.engine.backend
+    assert backend in ("tensorrt", "tensorrt_rtx"), "asked of pipelines on a GPU"
+    vendor = import_vendor(backend)
+    return vendor, choose_architectures(vendor, pipeline.engine.compute_capabilities, ARCHITECTURES)
+
+
+def check_machine(pipeline: Pipeline) -> None:
+    """Refuse, before any work, what this machine cannot build. Raises: what ``vendor_of`` raises."""
+    if is_on_gpu(pipeline):
+        from draftline.kernels.source import import_triton
+
+        vendor_of(pipeline)
+        import_triton()
+
+
+def step_limits(pipeline: Pipeline) -> StepLimits:
+    """Return what bounds the sizes of a step."""
+    from draftline.sessions.tensorrt.profiles import StepLimits
+
+    engine, kv_cache, tree = pipeline.engine, pipeline.kv_cache, pipeline.tree
+    return StepLimits(
+        engine.max_batch_size,
+        engine.max_seq_len,
+        engine.max_num_tokens,
+        kv_cache.block_size,
+        kv_cache.max_blocks,
+        *(() if tree is None else (tree.max_nodes, tree.max_depth, tree.top_k)),
+    )
+
+
+def check_network(
+    call: StageCall, checkpoint: Path, num_parameters: int, token_ids: list[int]
+) -> tuple[NetworkReport, ...] | None:
+    """Compare the networks of a pipeline on a GPU with ONNX Runtime; None where that is not asked for.
+
+    Raises: what ``vendor_of`` and ``check_networks`` raise.
+    """
+    pipeline = call.pipeline
+    if not is_on_gpu(pipeline):
+        return None
+    vendor, _ = vendor_of(pipeline)
+    wanted = pipeline.check.network
+    if wanted == "never" or (wanted == "auto" and num_parameters > MAX_PARAMETERS):
+        if wanted == "auto":
+            size = f"{num_parameters / 1e9:.1f} billion parameters"
+            call.say(f"the network is not checked unasked of {size}; check.network=always asks for it")
+        return None
+    from draftline.sessions.tensorrt.network_check import check_networks
+
+    with tempfile.TemporaryDirectory(dir=call.destination) as scratch:
+        reports = check_networks(
+            vendor,
+            checkpoint,
+            Path(scratch),
+            dtype=pipeline.target.dtype,
+            pool_dtype=pipeline.kv_cache.dtype,
+            limits=step_limits(pipeline),
+            token_ids=token_ids,
+            drafts=draft_sources(pipeline, call.build_directory),
+            tree=tree_shape(pipeline),
+            num_threads=pipeline.engine.num_threads,
+        )
+    for report in reports:
+        furthest = max(report.differences, key=lambda name: report.differences[name])
+        call.say(
+            f"network of {report.graph}: {report.num_layers} layers in {report.dtype}, {report.num_plugins} of them "
+            f"TreeAttention; {furthest} differs most from ONNX Runtime, by {report.differences[furthest]:.1e}"
+        )
+    return reports
+
+
+def build_plans(call: StageCall) -> None:
+    """Write the engine of a pipeline on a GPU into ``call.destination``."""
+    from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
+    from draftline.stages.drafts import acceptance
+
+    pipeline = call.pipeline
+    vendor, architectures = vendor_of(pipeline)
+    numbers = ", ".join(map(str, architectures))
+    call.say(f"{vendor.title}, for compute capabilities {numbers}; what it says is in engine/build.log")
+    build_tensorrt_engine(
+        vendor,
+        call.build_directory / "checkpoint",
+        call.destination,
+        settings=PlanSettings(
+            dtype=pipeline.target.dtype,
+            pool_dtype=pipeline.kv_cache.dtype,
+            weights=pipeline.engine.weights,
+            architectures=architectures,
+            kernel_cache=call.build_directory / KERNEL_CACHE,
+            timing_cache=call.build_directory / TIMING_CACHE,
+        ),
+        limits=step_limits(pipeline),
+        prefix_cache=pipeline.kv_cache.prefix_cache,
+        progress=call.advance,
+        drafts=draft_sources(pipeline, call.build_directory),
+        tree=tree_shape(pipeline),
+        acceptance=acceptance(pipeline),
+    )
