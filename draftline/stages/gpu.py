@@ -60,7 +60,7 @@ def step_limits(pipeline: Pipeline) -> StepLimits:
         engine.max_num_tokens,
         kv_cache.block_size,
         kv_cache.max_blocks,
-        *(() if tree is None else (tree.max_nodes, tree.max_depth, tree.top_k)),
+        *(() if tree is None else (tree.max_nodes, tree.top_k)),
     )
 
 

@@ -48,7 +48,7 @@ def parse_network(vendor: Vendor, model: Path, kernels: PluginKernels, log: Say,
     if not parser.parse_from_file(str(model)):
         refused = [parser.get_error(index) for index in range(parser.num_errors)]
         got = "; ".join(f"node {error.node_name()}: {error.desc()}" for error in refused) or "no reason"
-        raise BuildError(model.name, f"{vendor.title} parses the graph", got, "report this graph; see build.log")
+        raise BuildError(model.name, f"{vendor.title} parses the graph", got, "report this graph and this message")
     network = ParsedNetwork(vendor, builder, definition, parser, logger, errors)
     if not any(kind == "PLUGIN_V3" for kind, _ in layers_of(network)):
         rule = f"the parser takes the plugin for {NAME}"

@@ -69,7 +69,10 @@ def build_plan(
     if not network.vendor.facts.needs_gpu:
         config.num_compute_capabilities = len(architectures)
         for index, architecture in enumerate(architectures):
-            config.set_compute_capability(getattr(module.ComputeCapability, f"SM{architecture}"), index)
+            capability = getattr(module.ComputeCapability, f"SM{architecture}")
+            if not config.set_compute_capability(capability, index):
+                rule = f"{network.vendor.title} takes this compute capability"
+                raise BuildError("engine.compute_capabilities", rule, architecture, "leave it out")
     config.progress_monitor = make_progress_monitor(network.vendor, progress)
     cache = _load_timing_cache(network, config, timing_cache)
     plan = builder.build_serialized_network(network.definition, config)

@@ -22,8 +22,7 @@ Profile = Mapping[str, Range]  # by the dimension's name in the graph
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What of a pipeline bounds the sizes of a step. ``max_nodes``, ``max_depth``, ``top_k``: of a tree; 1, 0, 0
-    without a draft."""
+    """What of a pipeline bounds the sizes of a step. ``max_nodes``, ``top_k``: of a tree; 1 and 0 without a draft."""
 
     max_batch_size: int
     max_seq_len: int
@@ -31,7 +30,6 @@ class StepLimits:
     block_size: int
     max_blocks: int
     max_nodes: int = 1
-    max_depth: int = 0
     top_k: int = 0
 
     @property

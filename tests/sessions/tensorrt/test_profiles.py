@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 from draftline.sessions.tensorrt.profiles import Range, StepLimits, draft_profiles, target_profiles
 
 limits = st.builds(
-    lambda batch, tokens, seq, block, nodes, depth, top_k: StepLimits(
-        batch, seq, max(batch, tokens, nodes), block, -(-seq // block) * 2, nodes, min(depth, nodes - 1), top_k
+    lambda batch, tokens, seq, block, nodes, top_k: StepLimits(
+        batch, seq, max(batch, tokens, nodes), block, -(-seq // block) * 2, nodes, top_k
     ),
     st.integers(1, 64),
     st.integers(1, 512),
     st.integers(2, 9000),
     st.sampled_from([8, 16, 64, 128]),
     st.integers(1, 256),
-    st.integers(0, 8),
     st.integers(0, 10),
 )
 
@@ -47,7 +46,7 @@ def test_a_drafters_rows_are_the_targets_features_or_its_own(limits: StepLimits)
 
 
 def test_a_small_engine() -> None:
-    profiles = target_profiles(StepLimits(16, 4352, 512, 16, 4096, max_nodes=32, max_depth=6, top_k=6))
+    profiles = target_profiles(StepLimits(16, 4352, 512, 16, 4096, max_nodes=32, top_k=6))
     assert profiles["decode"]["T"] == (1, 256, 512)
     assert profiles["decode"]["W"] == (1, 1, 1)
     assert profiles["prefill"]["T"] == (1, 512, 512)
