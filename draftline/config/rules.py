@@ -10,6 +10,12 @@ from draftline.config.choices import TreeSize, choices_size, orphans
 from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
+# Pools whose numbers a network's dtype holds.
+POOLS_BESIDE = {"float32": ("float32", "float16"), "float16": ("float16",), "bfloat16": ("bfloat16",)}
+
+
+def _weights_beside(dtype: str) -> tuple[str, ...]:
+    return (dtype, "int4") if dtype == "float16" else (dtype,)
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,15 @@ RULES = (
     ),
     Rule(
         ("engine.weights_dtype", "engine.backend", "target.dtype"),
-        lambda weights, backend, dtype: backend not in GPU_BACKENDS or weights == dtype,
-        "engine.backend {1} computes in target.dtype {2} with weights of the same dtype",
+        lambda weights, backend, dtype: backend not in GPU_BACKENDS or weights in _weights_beside(dtype),
+        "engine.backend {1} computes in target.dtype {2} with weights of the same dtype, or of int4 in float16",
         "set both to one of float16, bfloat16 and float32",
+    ),
+    Rule(
+        ("engine.weights", "engine.weights_dtype"),
+        lambda weights, dtype: weights == "embedded" or dtype != "int4",
+        "weights of int4 are embedded",
+        "set it to embedded, or engine.weights_dtype to target.dtype",
     ),
     Rule(
         ("engine.weights_dtype", "engine.backend"),
@@ -166,7 +178,7 @@ RULES = (
     ),
     Rule(
         ("kv_cache.dtype", "engine.backend", "target.dtype"),
-        lambda pool, backend, dtype: backend not in GPU_BACKENDS or dtype in (pool, "float32"),
+        lambda pool, backend, dtype: backend not in GPU_BACKENDS or pool in POOLS_BESIDE[dtype],
         "engine.backend {1} keeps keys and values in target.dtype {2}",
         "set it to {2}",
     ),

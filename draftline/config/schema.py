@@ -143,7 +143,7 @@ class Engine(Block):
     weights_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = Field(
         "float32",
         description="The matrices' dtype in the engine. onnxruntime knows `float32`, and `int8` and `int4`, which the "
-        "build stage quantises; tensorrt and tensorrt_rtx know that of `target.dtype`.",
+        "build stage quantises; tensorrt and tensorrt_rtx know that of `target.dtype`, and `int4` beside `float16`.",
     )
     weights: Literal["embedded", "external"] = Field(
         "embedded",

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnx import TensorProto
+
 from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph, TensorLocation
 from draftline.graphs.operators import Operators
-from draftline.quantization import BLOCK
+from draftline.quantization import BLOCK, SIGNED_BLOCK
 
 
 class Linear:
@@ -22,6 +24,7 @@ class Linear:
     float32: ``NAME.weight [out, in]``, multiplied by the operators' ``product``. int8 and int4: ``NAME.weight_int8`` or
     ``NAME.weight_int4`` in the layout of ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for
     int4), or ``NAME.weight_int8_tiles`` and so on in that of the native operators, see ``draftline.quantization``.
+    ``NAME.weight_int4_signed`` with ``NAME.weight_scale_signed`` is TensorRT's, and goes before ``NAME.weight``.
     """
 
     def __init__(self, graph: OnnxGraph, weights: Mapping[str, TensorLocation], operators: Operators) -> None:
@@ -32,7 +35,9 @@ class Linear:
 
     def emit(self, x: str, name: str, num_inputs: int, num_outputs: int, bias: bool = False) -> str:
         """Append the product of ``x [T, num_inputs]``; returns ``[T, num_outputs] float32``."""
-        if f"{name}.weight" in self._weights:
+        if f"{name}.weight_int4_signed" in self._weights:
+            y = self._operators.product(self._graph, x, self._dequantized(name), name)
+        elif f"{name}.weight" in self._weights:
             y = self._operators.product(self._graph, x, self._weight(f"{name}.weight"), name)
         else:
             y = self._quantized(x, name, num_inputs, num_outputs)
@@ -66,6 +71,13 @@ class Linear:
             return looked_up
         ends = [self._graph.constant([value]) for value in (0, hidden_size, 1)]
         return self._graph.op("Slice", looked_up, *ends)  # without the padding of the last block
+
+    def _dequantized(self, name: str) -> str:
+        """Append the matrix ``[out, in]`` of signed codes times scales, which TensorRT fuses into the product."""
+        packed = self._weights[f"{name}.weight_int4_signed"]
+        codes = packed._replace(onnx_type=TensorProto.INT4, shape=(packed.shape[0], 2 * packed.shape[1]))
+        inputs = self._graph.external(f"{name}.weight_int4_signed", codes), self._weight(f"{name}.weight_scale_signed")
+        return self._graph.op("DequantizeLinear", *inputs, axis=1, block_size=SIGNED_BLOCK)
 
     def _quantized(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
         if f"{name}.weight_scale_tiles" in self._weights:

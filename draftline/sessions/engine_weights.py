@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tensor_locations, write_safetensors
+from draftline.errors import BuildError
 from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.rotary import build_rotary_tables
 from draftline.quantization import (
+    SIGNED_BLOCK,
     TILE,
     quantize_int4_blocks,
+    quantize_int4_signed,
     quantize_int4_tiles,
     quantize_int8_blocks,
     quantize_int8_tiles,
@@ -36,6 +39,7 @@ ONNX_TYPES = {
     "uint8": TensorProto.UINT8,
     "int64": TensorProto.INT64,
 }
+INT4_SIGNED = "int4 signed"  # engine.weights_dtype int4 of TensorRT, where that of the CPU has other blocks
 _QUANTIZED_SUFFIXES = {"int8": ("int8", "scale"), "int4": ("int4", "scale", "zero")}
 _QUANTIZE: dict[tuple[Kernels, str], Callable[[NDArray[Any]], tuple[NDArray[Any], ...]]] = {
     ("onnxruntime", "int8"): lambda weight: quantize_int8_blocks(weight.astype(np.float32)),
@@ -88,9 +92,37 @@ def read_engine_weights(
     quality. ``first`` are entries of ``file`` that are not the checkpoint's.
     """
     source = checkpoint / CHECKPOINT_FILE
+    if weights_dtype == INT4_SIGNED:
+        return EngineWeights(file, (*first, *_signed_entries(source, dtype, outer)), linked_file, source)
     if dtype == weights_dtype:
         return EngineWeights(file, first, linked_file, source)
     return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, kernels, outer)), linked_file, None)
+
+
+def _signed_entries(source: Path, dtype: str, outer: tuple[str, ...]) -> Iterator[TensorEntry]:
+    """Entries of every matrix in TensorRT's int4, beside the checkpoint's tensors; those of ``outer`` stay as they are.
+
+    Raises: BuildError for a matrix whose inputs are no multiple of a block.
+    """
+    tensors = tensor_locations(source)
+
+    @functools.lru_cache(maxsize=1)
+    def quantized(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
+        return quantize_int4_signed(np.concatenate([map_tensor(source, tensors[name]) for name in names]))
+
+    for name, tensor in tensors.items():
+        stem, kind = name.replace(_FC, _FC_GATE).rpartition(".")[::2]
+        if stem in outer or _GATE in name or kind != "weight" or len(tensor.shape) != 2:
+            continue
+        sources = (name, name.replace(_FC, _GATE)) if _FC in name else (name,)
+        out, size = sum(tensors[part].shape[0] for part in sources), tensor.shape[1]
+        if size % SIGNED_BLOCK:
+            rule = f"int4 weights of a GPU have a multiple of {SIGNED_BLOCK} inputs"
+            raise BuildError(name, rule, size, "set engine.weights_dtype to target.dtype")
+        shapes = {"int4": ("uint8", size // 2), "scale": (dtype, size // SIGNED_BLOCK)}
+        for index, (part, (part_dtype, columns)) in enumerate(shapes.items()):
+            chunks = functools.partial(lambda names, index: [quantized(names)[index]], sources, index)
+            yield TensorEntry(f"{stem}.weight_{part}_signed", part_dtype, (out, columns), chunks)
 
 
 def rotary_entries(

@@ -89,6 +89,7 @@ def check_network(
             checkpoint,
             Path(scratch),
             dtype=pipeline.target.dtype,
+            weights_dtype=pipeline.engine.weights_dtype,
             pool_dtype=pipeline.kv_cache.dtype,
             limits=step_limits(pipeline),
             token_ids=token_ids,
@@ -120,6 +121,7 @@ def build_plans(call: StageCall) -> None:
         call.destination,
         settings=PlanSettings(
             dtype=pipeline.target.dtype,
+            weights_dtype=pipeline.engine.weights_dtype,
             pool_dtype=pipeline.kv_cache.dtype,
             weights=pipeline.engine.weights,
             architectures=architectures,

@@ -21,9 +21,9 @@ FLOAT32 = ("target.dtype=float32", "engine.weights_dtype=float32", "kv_cache.dty
         (
             RTX,
             ["engine.weights_dtype=float32"],
-            "target.dtype float16 with weights of the same dtype; got float32; set both",
+            "target.dtype float16 with weights of the same dtype, or of int4 .*; got float32; set both",
         ),
-        (RTX, ["engine.weights_dtype=int8"], "weights of the same dtype; got int8; "),
+        (RTX, ["engine.weights_dtype=int8"], "of int4 in float16; got int8; "),
         (RTX, ["kv_cache.dtype=float32"], "kv_cache.dtype: .* in target.dtype float16; got float32; set it to float16"),
         (RTX, ["engine.compute_capabilities=[90]"], "not build for Hopper .*; got 90; .* engine.backend to tensorrt"),
         (RTX, ["engine.compute_capabilities=[89, 100]"], "not build for Hopper .*; got 89, 100; "),

@@ -144,6 +144,7 @@ BROKEN_RULES = [
     ["draft.method=ngram", "tree.max_nodes=3"],
     ["draft.method=ngram", "tree.max_nodes=1000"],
     ["engine.backend=tensorrt", "target.dtype=float16", "kv_cache.dtype=float16"],
+    ["engine.weights_dtype=int4", *RTX, "target.dtype=float16", "engine.weights=external"],
     ["engine.weights_dtype=float16"],
     ["engine.backend=tensorrt", *HALF],
     ["engine.weights=external"],

@@ -21,7 +21,13 @@ from draftline.graphs.tensorrt_operators import NETWORK_TYPES, NetworkDtype, Ten
 from draftline.kernels.shape import KernelShape
 from draftline.sessions.draft_builder import DraftParts, DraftSource, describe_drafts, target_taps
 from draftline.sessions.engine_config import DraftConfig, PoolDtype
-from draftline.sessions.engine_weights import CHECKPOINT_FILE, WEIGHTS_FILE, read_engine_weights, rotary_entries
+from draftline.sessions.engine_weights import (
+    CHECKPOINT_FILE,
+    INT4_SIGNED,
+    WEIGHTS_FILE,
+    read_engine_weights,
+    rotary_entries,
+)
 from draftline.sessions.tensorrt.profiles import Profile, StepLimits, draft_profiles, target_profiles
 from draftline.speculation import TreeShape
 
@@ -59,22 +65,26 @@ def emit_graphs(
     dtype: NetworkDtype,
     pool_dtype: PoolDtype,
     limits: StepLimits,
+    weights_dtype: str | None = None,
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
 ) -> EmittedGraphs:
     """Write the graphs of a converted checkpoint, and links to its weights, into the existing folder ``destination``.
 
+    ``weights_dtype``: ``int4``, or None = ``dtype``; matrices from and to the vocabulary have ``dtype`` in either.
+
     Raises: BuildError for a checkpoint of another dtype, and for drafts that do not fit.
     """
     config = load_checkpoint_config(checkpoint)
     check_checkpoint_dtype("target", config.dtype, dtype)
-    described = describe_drafts(config, drafts, tree, dtype, "onnxruntime", limits.max_seq_len)
+    stored = INT4_SIGNED if weights_dtype == "int4" else dtype
+    described = describe_drafts(config, drafts, tree, stored, "onnxruntime", limits.max_seq_len)
     pool, operators = Pool(limits.block_size, NETWORK_TYPES[pool_dtype]), TensorRtOperators(dtype)
     num_positions = limits.max_seq_len + (0 if tree is None else tree.max_depth)
     target = read_engine_weights(
         checkpoint,
         config.dtype,
-        dtype,
+        stored,
         "onnxruntime",
         outer=(EMBEDDING, LM_HEAD),
         first=rotary_entries(

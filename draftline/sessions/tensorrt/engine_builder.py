@@ -44,6 +44,7 @@ class PlanSettings:
     """
 
     dtype: NetworkDtype
+    weights_dtype: str
     pool_dtype: PoolDtype
     weights: Literal["embedded", "external"]
     architectures: tuple[int, ...]
@@ -75,6 +76,7 @@ def build_tensorrt_engine(
         checkpoint,
         destination,
         dtype=settings.dtype,
+        weights_dtype=settings.weights_dtype,
         pool_dtype=settings.pool_dtype,
         limits=limits,
         drafts=drafts,
@@ -112,7 +114,7 @@ def build_tensorrt_engine(
         EngineConfig(
             backend=vendor.backend,
             kernels="plugin",
-            weights_dtype=settings.dtype,
+            weights_dtype=settings.weights_dtype,
             pool_dtype=settings.pool_dtype,
             max_batch_size=limits.max_batch_size,
             max_seq_len=limits.max_seq_len,

@@ -23,7 +23,7 @@ def evaluate_network(
 ) -> dict[str, Array]:
     """Evaluate ``network`` for the inputs ``feeds``, by name; returns all outputs by name.
 
-    ``weights``: those of bfloat16, by name, which the vendor's bindings do not hand out.
+    ``weights``: those of bfloat16 and int4, by name, which the vendor's bindings do not hand out.
 
     Numerics: every layer computes in float32 from inputs of its dtype and rounds its result to the dtype of its output,
     once; TreeAttention in float64 (``draftline.oracle``). An engine fuses layers, and rounds less often.
@@ -104,6 +104,8 @@ def _wide(value: Array) -> Array:
 
 
 def _dtype(network: ParsedNetwork, tensor: Any) -> np.dtype[Any]:
+    if tensor.dtype.name == "INT4":
+        return np.dtype(np.int8)  # a code per byte
     name = network.vendor.dtype_names.get(tensor.dtype)
     if name is None:
         rule = "the network check knows types of whole bytes"

@@ -115,6 +115,15 @@ def _slice(layer: Any, inputs: Inputs) -> Array:
     return cast(Array, data[tuple(map(slice, start, ends, stride))])
 
 
+def _dequantize(layer: Any, inputs: Inputs) -> Array:
+    """Codes times the scales of their blocks along ``layer.axis``."""
+    codes, scales = inputs[:2]
+    if len(inputs) > 2 or codes.ndim != scales.ndim:
+        rule = "the network check knows blocks with a scale and no zero point"
+        raise BuildError(layer.name, rule, f"{len(inputs)} inputs", "set check.network to never")
+    return cast(Array, codes * np.repeat(scales, codes.shape[layer.axis] // scales.shape[layer.axis], axis=layer.axis))
+
+
 def _top_k(layer: Any, inputs: Inputs) -> tuple[Array, ...]:
     (axis,) = _axes(layer.axes)
     k = int(inputs[1]) if len(inputs) > 1 else layer.k
@@ -165,6 +174,7 @@ LAYER_FUNCTIONS: dict[str, LayerFunction] = {
     "ACTIVATION": lambda layer, inputs: _named(ACTIVATION, layer.type, layer)(inputs[0]),
     "CAST": lambda layer, inputs: inputs[0],
     "CONCATENATION": lambda layer, inputs: np.concatenate(inputs, axis=layer.axis),
+    "DEQUANTIZE": _dequantize,
     "ELEMENTWISE": lambda layer, inputs: _named(ELEMENTWISE, layer.op, layer)(*inputs),
     "GATHER": _gather,
     "IDENTITY": lambda layer, inputs: inputs[0],

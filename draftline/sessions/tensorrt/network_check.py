@@ -76,6 +76,7 @@ def check_networks(
     pool_dtype: PoolDtype,
     limits: StepLimits,
     token_ids: Sequence[int],
+    weights_dtype: str | None = None,
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
     num_threads: int = 0,
@@ -89,7 +90,14 @@ def check_networks(
     Raises: BuildError where an output differs by more than the tolerance, and what parsing raises.
     """
     emitted = emit_graphs(
-        checkpoint, scratch, dtype=dtype, pool_dtype=pool_dtype, limits=limits, drafts=drafts, tree=tree
+        checkpoint,
+        scratch,
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        pool_dtype=pool_dtype,
+        limits=limits,
+        drafts=drafts,
+        tree=tree,
     )
     references, reference_dtype = emitted, dtype
     if dtype == "bfloat16":
@@ -109,7 +117,7 @@ def check_networks(
         with ExitStack() as opened:
             network = parse_network(vendor, graph.file, PluginKernels(graph.kernel_shape, ()), log, opened)
             session = _open_reference(reference.file, num_threads)
-            checked = _Checked(graph, network, _bfloat16_weights(graph.file), session, reference_dtype)
+            checked = _Checked(graph, network, _hidden_weights(graph.file), session, reference_dtype)
             steps = _Steps(checked, limits, pool_dtype, token_ids)
             if index == 0:
                 features = steps.run_target()
@@ -278,13 +286,20 @@ def _open_reference(file: Path, num_threads: int) -> Any:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def _bfloat16_weights(file: Path) -> dict[str, Array]:
-    """Return the initializers of bfloat16 of the graph in ``file``, mapped where they lie."""
+def _hidden_weights(file: Path) -> dict[str, Array]:
+    """Return the initializers that bindings do not hand out: of bfloat16, mapped where they lie; of int4, a code per
+    byte."""
     model = onnx.load(file, load_external_data=False)
     weights: dict[str, Array] = {}
     for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.BFLOAT16 and tensor.data_location == onnx.TensorProto.EXTERNAL:
-            where = {entry.key: entry.value for entry in tensor.external_data}
-            path, offset = file.parent / where["location"], int(where["offset"])
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        path, offset = file.parent / where["location"], int(where["offset"])
+        if tensor.data_type == onnx.TensorProto.BFLOAT16:
             weights[tensor.name] = np.memmap(path, numpy_dtype("bfloat16"), "r", offset, tuple(tensor.dims))
+        elif tensor.data_type == onnx.TensorProto.INT4:
+            packed = np.memmap(path, np.int8, "r", offset, (tensor.dims[0], tensor.dims[1] // 2))
+            codes = np.stack([np.left_shift(packed, 4) >> 4, packed >> 4], axis=-1)
+            weights[tensor.name] = codes.reshape(tuple(tensor.dims))
     return weights

@@ -37,13 +37,13 @@ def convert_tiny(
 ) -> tuple[Path, list[DraftSource]]:
     """Convert a tiny target and tiny drafts of ``methods``, each for it."""
     checkpoint, converted = directory / "checkpoint", directory / "converted"
-    write_tiny_checkpoint(checkpoint, architecture)
+    write_tiny_checkpoint(checkpoint, architecture, intermediate_size=128)
     convert_checkpoint(checkpoint, converted, dtype, lambda done, total: None)
     sources = []
     for method in methods:
         published = directory / method
         if method == "draft_model":
-            write_tiny_checkpoint(published, architecture, num_layers=1, seed=3)
+            write_tiny_checkpoint(published, architecture, intermediate_size=128, num_layers=1, seed=3)
         elif method == "medusa":
             write_tiny_medusa(published, checkpoint)
         elif method == "eagle3":

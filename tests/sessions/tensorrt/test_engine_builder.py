@@ -24,9 +24,9 @@ from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tin
 
 
 def build(
-    directory: Path, weights: str = "embedded", methods: tuple[DraftMethod, ...] = (), dtype: str = "float16"
+    directory: Path, weights: str = "embedded", methods: tuple[DraftMethod, ...] = (), weights_dtype: str = "float16"
 ) -> Path:
-    converted, drafts = convert_tiny(directory, "llama", dtype, methods)
+    converted, drafts = convert_tiny(directory, "llama", "float16", methods)
     engine = directory / "engine"
     engine.mkdir()
     build_tensorrt_engine(
@@ -34,7 +34,8 @@ def build(
         converted,
         engine,
         settings=PlanSettings(
-            dtype=dtype,  # type: ignore[arg-type]
+            dtype="float16",
+            weights_dtype=weights_dtype,
             pool_dtype="float16",
             weights=weights,  # type: ignore[arg-type]
             architectures=(80,),
@@ -120,10 +121,22 @@ def test_external_weights_lie_beside_the_plans(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_fast_kernels")
+def test_int4_codes_are_in_the_plan_in_the_place_of_matrices(tmp_path: Path) -> None:
+    engine = build(tmp_path, weights_dtype="int4")
+    assert load_engine_config(engine).weights_dtype == "int4"
+    source, plan = tmp_path / "converted" / "rank0.safetensors", (engine / "model.plan").read_bytes()
+    tensors = tensor_locations(source)
+    matrix = map_tensor(source, tensors["transformer.layers.0.attention.qkv.weight"])
+    assert matrix.tobytes() not in plan
+    assert map_tensor(source, tensors["transformer.vocab_embedding.weight"]).tobytes() in plan
+
+
+@pytest.mark.usefixtures("_fast_kernels")
 def test_a_checkpoint_of_another_dtype_is_refused(tmp_path: Path) -> None:
     converted, _ = convert_tiny(tmp_path, "llama", "bfloat16")
     (tmp_path / "engine").mkdir()
-    settings = PlanSettings("float16", "float16", "embedded", (80,), tmp_path / "kernels", tmp_path / "cache")
+    files = tmp_path / "kernels", tmp_path / "cache"
+    settings = PlanSettings("float16", "float16", "float16", "embedded", (80,), *files)
     with pytest.raises(BuildError, match=r"target: .* the network's dtype, float16; got bfloat16; set target.dtype"):
         build_tensorrt_engine(
             rtx(),

@@ -24,7 +24,7 @@ from draftline.sessions.tensorrt.vendor import import_vendor
 from tests.sessions.tensorrt.plans import fake_kernels
 engine_builder.compile_plugin_kernels = lambda shape, architectures, cache: fake_kernels(shape, architectures)
 checkpoint, destination = map(Path, sys.argv[1:])
-settings = PlanSettings("float16", "float16", "external", (80, 86, 89, 120), checkpoint, checkpoint / "none")
+settings = PlanSettings("float16", "float16", "float16", "external", (80, 86, 89, 120), checkpoint, checkpoint / "none")
 build_tensorrt_engine(
     import_vendor("tensorrt_rtx"), checkpoint, destination, settings=settings,
     limits=StepLimits(16, 8192, 512, 16, 8192), prefix_cache=True, progress=lambda done, total: None,
