@@ -103,7 +103,7 @@ def test_kernels_are_those_of_the_layers(tmp_path: Path) -> None:
     """Kernels of another dtype are found before a plan is built from them."""
     emitted = emit_tiny(tmp_path)
     graph = emitted.graphs[0]
-    kernels = fake_kernels(replace(graph.kernel_shape, dtype="bfloat16"))
+    kernels = fake_kernels(replace(graph.kernel_shape, dtype="bfloat16", kv_dtype="bfloat16"))
     with ExitStack() as opened:
         network = parse_network(rtx(), graph.file, kernels, lambda line: None, opened)
         plugin = next(layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3")
