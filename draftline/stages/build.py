@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftline.config import Pipeline
-from draftline.stages.gpu import VENDOR_PACKAGES
+from draftline.stages.gpu import gpu_inputs
 from draftline.stages.stage import Stage, StageCall
 
 
@@ -63,10 +63,10 @@ def _build_graphs(call: StageCall) -> str:
 
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
-    """Return whether there are native CPU kernels, and which: ``auto`` follows them. An engine on a GPU has none."""
+    """Return whether there are native CPU kernels, and which: ``auto`` follows them; on GPUs, vendors' packages."""
     from draftline.sessions.native_kernels import describe_kernels
 
-    return {"CPU kernels": describe_kernels(pipeline.engine.kernels)}
+    return {"CPU kernels": describe_kernels(pipeline.engine.kernels), **gpu_inputs(pipeline)}
 
 
 STAGE = Stage(
@@ -100,7 +100,7 @@ STAGE = Stage(
         "kv_cache.prefix_cache",
     ),
     needs=("convert",),
-    packages=("numpy", "onnx", "onnxruntime", *VENDOR_PACKAGES),
+    packages=("numpy", "onnx", "onnxruntime"),
     modules=("draftline.stages.build",),
     shared=("plugins",),
     machine=machine,

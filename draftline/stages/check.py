@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
 from draftline.stages import build
-from draftline.stages.gpu import VENDOR_PACKAGES
+from draftline.stages.gpu import gpu_inputs
 from draftline.stages.stage import Stage, StageCall
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 WIDE_TEXT = "naïve café, 東京, 🙂"
+NETWORK_SETTINGS = (
+    "engine.compute_capabilities",
+    "kv_cache.block_size",
+    "tree.kind",
+    "tree.choices",
+    "tree.max_nodes",
+    "tree.top_k",
+)
 
 
 @dataclass(frozen=True)
@@ -125,8 +133,9 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
 
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
-    """Return the kernels that the perplexity is measured with."""
-    return {} if pipeline.check.perplexity == "never" else build.machine(pipeline)
+    """Return the kernels that the perplexity is measured with, and what the check of networks follows from."""
+    kernels = {} if pipeline.check.perplexity == "never" else build.machine(pipeline)
+    return {**kernels, **gpu_inputs(pipeline, NETWORK_SETTINGS)}
 
 
 STAGE = Stage(
@@ -137,21 +146,15 @@ STAGE = Stage(
         "engine.backend",
         "engine.kernels",
         "engine.weights_dtype",
-        "engine.compute_capabilities",
         "engine.max_seq_len",
-        "kv_cache.block_size",
         "kv_cache.dtype",
         "draft.method",
-        "tree.kind",
-        "tree.choices",
-        "tree.max_nodes",
         "tree.max_depth",
-        "tree.top_k",
         "check.perplexity",
         "check.network",
     ),
     needs=("convert",),
-    packages=("tokenizers", "jinja2", "numpy", "onnx", "onnxruntime", *VENDOR_PACKAGES),
+    packages=("tokenizers", "jinja2", "numpy", "onnx", "onnxruntime"),
     modules=("draftline.stages.check",),
     shared=("plugins",),
     machine=machine,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftline.config import Pipeline
 from draftline.config.rules import GPU_BACKENDS
 from draftline.stages.drafts import draft_sources, tree_shape
-from draftline.stages.stage import StageCall
+from draftline.stages.inputs import package_version
+from draftline.stages.stage import StageCall, setting_of
 
 if TYPE_CHECKING:
     from draftline.sessions.tensorrt.network_check import NetworkReport
@@ -23,6 +26,14 @@ VENDOR_PACKAGES = ("tensorrt-cu13", "tensorrt-rtx-cu13", "triton")
 
 def is_on_gpu(pipeline: Pipeline) -> bool:
     return pipeline.engine.backend in GPU_BACKENDS
+
+
+def gpu_inputs(pipeline: Pipeline, settings: Sequence[str] = ()) -> dict[str, str]:
+    """Return what a stage's output follows from on a GPU alone: the vendors' packages, and these ``settings``."""
+    if not is_on_gpu(pipeline):
+        return {}
+    inputs = {f"package {name}": package_version(name) for name in VENDOR_PACKAGES}
+    return inputs | {f"setting {name}": json.dumps(setting_of(pipeline, name)) for name in settings}
 
 
 def vendor_of(pipeline: Pipeline) -> tuple[Vendor, tuple[int, ...]]:

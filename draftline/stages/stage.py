@@ -55,10 +55,11 @@ class Stage:
 
     def settings_of(self, pipeline: Pipeline) -> Mapping[str, object]:
         """Return the values of ``settings``; None for those of an absent block."""
-        return {name: _setting(pipeline, name) for name in self.settings}
+        return {name: setting_of(pipeline, name) for name in self.settings}
 
 
-def _setting(pipeline: Pipeline, name: str) -> object:
+def setting_of(pipeline: Pipeline, name: str) -> object:
+    """Return the value of a field by its dotted name: of ``draft`` a list, None where its block is absent."""
     block_name, _, key = name.rpartition(".")
     block = getattr(pipeline, block_name) if block_name else pipeline
     if isinstance(block, tuple):
