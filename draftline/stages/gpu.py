@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from draftline.config import Pipeline
 from draftline.config.rules import GPU_BACKENDS
-from draftline.stages.drafts import draft_sources, tree_shape
 from draftline.stages.inputs import package_version
 from draftline.stages.stage import StageCall, setting_of
 
@@ -93,6 +92,7 @@ def check_network(
             call.say(f"the network is not checked unasked of {size}; check.network=always asks for it")
         return None
     from draftline.sessions.tensorrt.network_check import check_networks
+    from draftline.stages.drafts import draft_sources, tree_shape
 
     with tempfile.TemporaryDirectory(dir=call.destination) as scratch:
         reports = check_networks(
@@ -120,7 +120,7 @@ def check_network(
 def build_plans(call: StageCall) -> None:
     """Write the engine of a pipeline on a GPU into ``call.destination``."""
     from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
-    from draftline.stages.drafts import acceptance
+    from draftline.stages.drafts import acceptance, draft_sources, tree_shape
 
     pipeline = call.pipeline
     vendor, architectures = vendor_of(pipeline)
