@@ -44,7 +44,7 @@ class Sequences:
         """Return the graph inputs of ``AttentionInputs``."""
         starts, longest = self.starts, max(map(len, self.parents))
         mask = np.zeros((starts[-1], -(-longest // 32)), np.int32)
-        for first, own in zip(starts, self.parents, strict=False):
+        for first, own in zip(starts[:-1], self.parents, strict=True):
             packed = pack_mask(build_tree_mask(own))
             mask[first : first + len(own), : packed.shape[1]] = packed
         keys = max(context + len(own) for context, own in zip(self.contexts, self.parents, strict=True))
@@ -84,7 +84,7 @@ def commit(pools: Mapping[str, Array], kv_rows: Array, sequences: Sequences, cou
     """Write the first ``counts`` rows of each sequence into ``pools``; ``kv_rows [T, 2 * layers * K, D]``."""
     _, _, num_kv_heads, block_size, head_size = pools["kv_pool.0"].shape
     rows = kv_rows.reshape(len(kv_rows), len(pools), 2, num_kv_heads, head_size)
-    for index, (first, count) in enumerate(zip(sequences.starts, counts, strict=False)):
+    for index, (first, count) in enumerate(zip(sequences.starts[:-1], counts, strict=True)):
         positions = sequences.contexts[index] + np.arange(count)
         blocks, offsets = sequences.slots(index, positions, block_size)
         for layer in range(len(pools)):

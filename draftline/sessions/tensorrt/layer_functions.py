@@ -108,7 +108,7 @@ def _slice(layer: Any, inputs: Inputs) -> Array:
         raise BuildError(layer.name, rule, layer.mode.name, "set check.network to never, and report this layer")
     start, size, stride = (
         tuple(fixed) if value is None else tuple(value.tolist())
-        for fixed, value in zip((layer.start, layer.shape or (), layer.stride), given, strict=False)
+        for fixed, value in zip((layer.start, layer.shape or (), layer.stride), given[:3], strict=True)
     )
     ends = [first + step * count for first, count, step in zip(start, size, stride, strict=True)]
     assert min(stride) > 0, "slices go forward"
