@@ -134,7 +134,7 @@ class TritonServer:
         secret = f"{CONTROL_KEY}={self._control_id}"
         arguments = [
             *program.arguments,
-            f"--model-repository={self._repository}",
+            f"--model-repository={self._repository.resolve()}",
             # Unloading models is how draining works. Nobody else may (a model is code), nor choose files to write.
             "--model-control-mode=explicit",
             "--load-model=*",
@@ -154,6 +154,7 @@ class TritonServer:
         with self.log_file.open("wb") as log:
             return subprocess.Popen(
                 arguments,
+                cwd=run_directory,  # models import from it: not the package's source in a checkout without its library
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
