@@ -48,7 +48,11 @@ class Train(Block):
         "package, without its dependencies: `pip install --no-deps lm-eval`.",
     )
     answer_tokens: int = Field(
-        2_000_000, ge=1, le=10**12, description="Tokens of answers to gather; the prompts repeat with other seeds."
+        2_000_000,
+        ge=1,
+        le=10**12,
+        description="Tokens of answers to train on, the first of `data`; what is missing is gathered, and the prompts "
+        "repeat with other seeds.",
     )
     max_answer_tokens: int = Field(512, ge=1, le=1048576, description="Tokens of one answer at most.")
     temperature: float = Field(0.8, ge=0, le=10, description="The temperature of the answers; 0 = greedy.")

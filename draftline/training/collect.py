@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from draftline.errors import ArtifactError, DraftlineError
 from draftline.training.acceptance_report import AcceptanceReport, load_report
@@ -44,17 +45,24 @@ def load_training(build: Path, draft: Path) -> Training:
 def join_results(acceptance: AcceptanceReport, trainings: Sequence[Training]) -> Results:
     """Join both.
 
-    Raises: DraftlineError unless each training's draft was measured, and was trained on the same data as the others.
+    Raises: DraftlineError unless each training's draft was measured, and was trained on answers of the same kind, more
+    or fewer, as the others.
     """
     results = Results(acceptance, tuple(trainings))
     for training in trainings:
         if not results.acceptances_of(training.draft):
             raise DraftlineError(training.draft, "its acceptance was measured", "no such draft", "measure its build")
-        first, data = trainings[0], training.provenance["data"]
-        if data["sha256"] != first.provenance["data"]["sha256"]:
-            rule, cure = f"was trained on the data of {first.draft}", "train both with the same train.data"
-            raise DraftlineError(training.draft, rule, f"data of {data['num_tokens']} other tokens", cure)
+        first, kind = trainings[0], _kind_of_answers(training)
+        if kind != _kind_of_answers(first):
+            rule, cure = f"was trained on answers as {first.draft} was", "train both with the same train.data"
+            raise DraftlineError(training.draft, rule, f"other answers: {kind}", cure)
     return results
+
+
+def _kind_of_answers(training: Training) -> dict[str, Any]:
+    """Return what a draft's data are but for how many."""
+    counted = {"sha256", "num_sequences", "num_tokens", "num_answer_tokens"}
+    return {name: value for name, value in training.provenance["data"].items() if name not in counted}
 
 
 def write_results(results: Results, directory: Path) -> None:

@@ -9,7 +9,11 @@ A folder has, beside ``description.json``,
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,16 +70,17 @@ class Examples:
         return self.description.hidden_size
 
 
-def open_examples(directory: Path) -> Examples:
+def open_examples(directory: Path, num_answer_tokens: int | None = None) -> Examples:
     """Open a store for reading; it may be growing meanwhile, and what is added later is not seen.
 
-    Every row is looked at once, which reads the folder into the system's page cache if it was not there.
+    Of a store with more than ``num_answer_tokens`` (None = all), the first sequences are taken that have as many. Every
+    row of theirs is looked at once, which reads it into the system's page cache if it was not there.
 
     Raises: ArtifactError where there is no store, or it is empty, cut, of another version, or holds token ids outside
     the vocabulary or features that are no numbers.
     """
     description = load_description(directory)
-    entries, _ = read_index(directory)
+    entries = first_entries(read_index(directory)[0], num_answer_tokens)
     sequences = [entry for entry in entries if entry.skipped is None]
     if not sequences:
         raise ArtifactError(directory, "holds answers", "none", "let the target answer prompts first")
@@ -121,6 +126,34 @@ def read_index(directory: Path) -> tuple[list[IndexEntry], int]:
             raise ArtifactError(f"{path}:{number}", rule, line.decode(errors="replace"), _AGAIN)
         entries[entry.name] = entry
     return list(entries.values()), len(whole)
+
+
+def first_entries(entries: Sequence[IndexEntry], num_answer_tokens: int | None) -> list[IndexEntry]:
+    """Return the first entries, up to the one with which they have ``num_answer_tokens``; all where none has.
+
+    >>> sizes = [IndexEntry(name, 9, 4) for name in "abc"]
+    >>> [entry.name for entry in first_entries(sizes, 5)], len(first_entries(sizes, None))
+    (['a', 'b'], 3)
+    """
+    if num_answer_tokens is None:
+        return list(entries)
+    totals = itertools.accumulate(entry.num_answer_tokens for entry in entries)
+    num_before = sum(1 for total in totals if total < num_answer_tokens)
+    return list(entries[: num_before + 1])
+
+
+def hash_examples(directory: Path, num_answer_tokens: int | None = None) -> str:
+    """Return a hash of what ``open_examples`` takes of a store; features follow from it and the target."""
+    entries = first_entries(read_index(directory)[0], num_answer_tokens)
+    num_tokens = sum(entry.num_tokens for entry in entries)
+    check_sizes(directory, num_tokens, load_description(directory).feature_size)
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(json.dumps(dataclasses.asdict(entry)).encode() + b"\n")
+    for name, dtype in ((TOKENS_FILE, np.int32), (IS_ANSWER_FILE, np.bool_)):
+        if num_tokens:
+            digest.update(np.memmap(directory / name, dtype, "r", shape=(num_tokens,)).data)
+    return digest.hexdigest()
 
 
 def check_sizes(directory: Path, num_tokens: int, feature_size: int) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from draftline.bench.pages import fill_blocks, write_markdown_table
 from draftline.errors import DraftlineError
@@ -39,7 +40,10 @@ def _run(results: Results) -> list[str]:
     """On what all of it was trained and measured."""
     if not results.trainings:
         return []
-    provenance, settings = results.trainings[0].provenance, results.acceptance.settings
+    provenance, settings = (
+        max((one.provenance for one in results.trainings), key=_num_answers),
+        results.acceptance.settings,
+    )
     machine, data = provenance["machine"], provenance["data"]
     flags = " ".join(name for name, present in machine["flags"].items() if present)
     packages = {"draftline": provenance["draftline_version"], **machine["versions"]}
@@ -47,9 +51,9 @@ def _run(results: Results) -> list[str]:
     asked = [f"{entries[0].num_prompts} of {SET_NAMES[name]}" for name, entries in _sets(results).items()]
     return [
         f"- {machine['processor']}, {machine['num_cores']} cores; flags: {flags}; {versions}",
-        f"- trained on {_count(data['num_sequences'])} answers, {_count(data['num_tokens'])} tokens with prompts, "
-        f"{_count(data['num_answer_tokens'])} of them drawn by the target at temperature {data['temperature']:g}, "
-        f"{data['max_tokens']} an answer at most; prompts: {', '.join(data['prompts'])}",
+        f"- trained on {_count(data['num_sequences'])} answers or the first of them, {_count(data['num_tokens'])} "
+        f"tokens with prompts, {_count(data['num_answer_tokens'])} of them drawn by the target at temperature "
+        f"{data['temperature']:g}, {data['max_tokens']} an answer at most; prompts: {', '.join(data['prompts'])}",
         f"- measured on held-out prompts, {' and '.join(asked)}; greedy, {settings['weights_dtype']}, "
         f"answers of {settings['max_tokens']} tokens at most, chains of {settings['max_depth']}",
         "- [all numbers](bench/training.json), [plot](bench/training.png)",
@@ -68,13 +72,23 @@ def _trainings(results: Results) -> list[str]:
                 f"`{training.draft}`",
                 f"{training.num_bytes / 1e6:.1f} MB",
                 vocabulary,
+                _count(_num_answers(training.provenance)),
                 f"{_count(tokens)} ({tokens / training.provenance['data']['num_tokens']:.1f} passes)",
                 f"{seconds / 60:.1f}",
                 f"{tokens / max(seconds, 1e-9):.0f}",
                 f"{training.curve[-1].acceptance_length:.2f}",
             ]
         )
-    title = ["draft", "weights", "draft vocabulary", "tokens trained", "minutes", "tokens/s", "held back"]
+    title = [
+        "draft",
+        "weights",
+        "draft vocabulary",
+        "tokens of answers",
+        "tokens trained",
+        "minutes",
+        "tokens/s",
+        "held back",
+    ]
     return write_markdown_table(title, rows) if rows else []
 
 
@@ -172,6 +186,12 @@ def _conditional(entry: Acceptance) -> list[float]:
 
 def _rates(rates: Sequence[float]) -> list[str]:
     return [f"{rate:.2f}" for rate in rates]
+
+
+def _num_answers(provenance: Mapping[str, Any]) -> int:
+    """Return how many tokens of answers a draft was trained on."""
+    number: int = provenance["data"]["num_answer_tokens"]
+    return number
 
 
 def _count(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.optional_package import import_optional
 from draftline.config import Pipeline, Train
 from draftline.errors import CheckpointError, DraftlineError, PipelineError
-from draftline.manifest import FileHasher
-from draftline.training.examples import INDEX_FILE, IS_ANSWER_FILE, TOKENS_FILE
 
 STEPS = ("convert", "answers", "train", "export", "measure")
 PROVENANCE_FILE = "provenance.json"
@@ -100,13 +97,6 @@ def default_captured_layers(target: CheckpointConfig) -> tuple[int, ...]:
     num_layers = target.num_hidden_layers
     layers = {1, num_layers // 2 - 1, num_layers - 4}
     return tuple(sorted({min(max(layer, 0), num_layers - 1) for layer in layers}))
-
-
-def hash_data(folder: Path) -> str:
-    """Return a hash of the sequences in a store of examples; features follow from them and the target."""
-    hasher = FileHasher()
-    hashes = [hasher.record(folder / name).sha256 for name in (INDEX_FILE, TOKENS_FILE, IS_ANSWER_FILE)]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def training_inputs(settings: Train, target_sha256: str, data_sha256: str) -> dict[str, str]:

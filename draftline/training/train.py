@@ -32,7 +32,7 @@ from draftline.stages.runner import run_pipeline
 from draftline.training.answers import answer_prompts, describe_answers
 from draftline.training.checkpoint import STATE_FILE, Position, load_state
 from draftline.training.description import DESCRIPTION_FILE, Description, check_same, load_description
-from draftline.training.examples import Examples, open_examples, read_index
+from draftline.training.examples import Examples, hash_examples, open_examples, read_index
 from draftline.training.export import export_draft
 from draftline.training.heads import DraftHead
 from draftline.training.making import make_head
@@ -51,7 +51,6 @@ from draftline.training.steps import (
     default_captured_layers,
     find_difference,
     find_folders,
-    hash_data,
     target_alone,
     training_inputs,
 )
@@ -119,7 +118,8 @@ class _Run:
         self._answer(description)
         if num_steps == 2:
             return TrainReport()
-        inputs = training_inputs(self.settings, description.target_sha256, hash_data(self.folders.data))
+        data_sha256 = hash_examples(self.folders.data, self.settings.answer_tokens)
+        inputs = training_inputs(self.settings, description.target_sha256, data_sha256)
         state = load_state(self.folders.train)
         is_trained = state is not None and state.made_from == inputs and state.position.is_finished
         if is_trained and (num_steps == 3 or self._is_exported(inputs)):
@@ -195,7 +195,7 @@ class _Run:
         self._say(f"answers: {summary.num_answer_tokens} tokens, {speed:.0f} new ones a second{skipped}")
 
     def _train(self, inputs: Mapping[str, str], *, is_exported: bool) -> None:
-        examples = open_examples(self.folders.data)
+        examples = open_examples(self.folders.data, self.settings.answer_tokens)
         head, notes = make_head(self.settings, self.folders.target, self.pipeline.target.checkpoint, examples)
         num_bytes = 4 * STATE_NUMBERS * sum(parameter.numel() for parameter in head.parameters())
         check_free_space(self.folders.train / STATE_FILE, num_bytes)

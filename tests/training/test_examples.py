@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from draftline.errors import ArtifactError, CheckpointError
 from draftline.training import examples_writer
 from draftline.training.description import Description
-from draftline.training.examples import FEATURES_FILE, INDEX_FILE, IS_ANSWER_FILE, TOKENS_FILE, open_examples
+from draftline.training.examples import (
+    FEATURES_FILE,
+    INDEX_FILE,
+    IS_ANSWER_FILE,
+    TOKENS_FILE,
+    hash_examples,
+    open_examples,
+)
 from draftline.training.examples_writer import ExamplesWriter
 
 DESCRIPTION = Description("t", "k", 320, 4, (0, 2), "int8", "float16", ("own", "topics"), 0.8, 64, 16, 3)
@@ -71,6 +78,25 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert examples.is_answer.dtype == np.bool_
     assert examples.features.dtype == np.float16
     assert not examples.features.flags.writeable
+
+
+def test_the_first_answers_are_the_same_however_many_follow(tmp_path: Path) -> None:
+    write(tmp_path / "few", "a", "bb")
+    write(tmp_path / "many", "a", "bb", "eee")
+    with ExamplesWriter(tmp_path / "few", DESCRIPTION) as writer:
+        writer.skip("c", "too long")
+    few, many = open_examples(tmp_path / "few"), open_examples(tmp_path / "many")
+    wanted = int(few.is_answer.sum())
+    assert (
+        open_examples(tmp_path / "many", wanted).names
+        == open_examples(tmp_path / "many", wanted - 1).names
+        == few.names
+    )
+    assert open_examples(tmp_path / "many", wanted + 1).names == many.names
+    assert hash_examples(tmp_path / "many", wanted) == hash_examples(tmp_path / "few", wanted)
+    assert hash_examples(tmp_path / "many") != hash_examples(tmp_path / "many", wanted)
+    write(tmp_path / "others", "a", "dd")
+    assert hash_examples(tmp_path / "others", wanted) != hash_examples(tmp_path / "few", wanted)
 
 
 @settings(max_examples=40, deadline=None)

@@ -130,9 +130,15 @@ def test_a_draft_of_another_training_is_refused(tmp_path: Path) -> None:
 def test_trainings_that_do_not_belong_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = make_results()
     first, second, _ = found.trainings
-    other = replace(second, provenance={**second.provenance, "data": {**DATA, "sha256": "0dd"}})
+    more = replace(second, provenance={**second.provenance, "data": {**DATA, "sha256": "0dd", "num_tokens": 400_000}})
+    assert collect.main(write_run(tmp_path / "more", Results(found.acceptance, (first, more)))) == 0
+    capsys.readouterr()
+    other = replace(second, provenance={**second.provenance, "data": {**DATA, "temperature": 0.8}})
     assert collect.main(write_run(tmp_path / "data", Results(found.acceptance, (first, other)))) == 2
-    assert "eagle3-1-step: was trained on the data of eagle3; got data of" in capsys.readouterr().err
+    assert (
+        "eagle3-1-step: was trained on answers as eagle3 was; got other answers: {'temperature': 0.8"
+        in capsys.readouterr().err
+    )
     unmeasured = replace(first, draft="eagle1")
     assert collect.main(write_run(tmp_path / "measured", Results(found.acceptance, (unmeasured,)))) == 2
     assert "eagle1: its acceptance was measured; got no such draft" in capsys.readouterr().err
@@ -152,8 +158,8 @@ def test_trends_find_the_line_that_points_lie_on() -> None:
 
 def test_the_table_of_trainings() -> None:
     _, _, *rows = fill("trainings")
-    assert rows[0] == "| `eagle3` | 24.5 MB | 12,288 (97.0 %) | 400,000 (2.0 passes) | 2.0 | 3333 | 1.60 |"
-    assert rows[2] == "| `medusa` | 24.5 MB | all | 400,000 (2.0 passes) | 2.0 | 3333 | 1.15 |"
+    assert rows[0] == "| `eagle3` | 24.5 MB | 12,288 (97.0 %) | 150,000 | 400,000 (2.0 passes) | 2.0 | 3333 | 1.60 |"
+    assert rows[2] == "| `medusa` | 24.5 MB | all | 150,000 | 400,000 (2.0 passes) | 2.0 | 3333 | 1.15 |"
 
 
 def test_the_tables_of_acceptance() -> None:
@@ -196,7 +202,7 @@ def test_more_tokens_follow_the_trend() -> None:
 def test_the_run_is_described() -> None:
     machine, data, measured, links = fill("run")
     assert machine == "- A processor, 2 cores; flags: avx2; draftline 0.1.0, torch 2.13.0"
-    assert "1,000 answers, 200,000 tokens with prompts, 150,000 of them drawn" in data
+    assert "1,000 answers or the first of them, 200,000 tokens with prompts, 150,000 of them drawn" in data
     assert measured.startswith("- measured on held-out prompts, 80 of MT-bench and 80 of HumanEval; greedy, int8")
     assert links == "- [all numbers](bench/training.json), [plot](bench/training.png)"
 

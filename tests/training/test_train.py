@@ -194,7 +194,7 @@ def test_a_disk_that_is_too_small_is_told(root: Path, monkeypatch: pytest.Monkey
 
 def test_several_processes_train_the_same_head_as_one(root: Path) -> None:
     """The tolerance is what another order of float32 additions costs: 1e-3 of the loss after 16 steps."""
-    wanted = pipeline(answer_tokens=500)
+    wanted = pipeline(answer_tokens=500, epochs=6)
     run(root, wanted, until="train")
     (root / "tiny.yaml").write_text(pipeline_text(wanted))
     shutil.copytree(root / "builds/tiny", root / "builds/two")
