@@ -112,6 +112,14 @@ def test_no_server_survives_a_killed_parent(build) -> None:
     assert not left
 
 
+def test_models_run_outside_the_folder_of_the_user(server) -> None:
+    """Python imports from the working directory first: there, a checkout would hide the installed package."""
+    models = find_model_processes(*tritonserver_pids(server.ports))
+    assert len(models) == 3
+    for pid in models.values():
+        assert not (Path(f"/proc/{pid}/cwd").resolve() / "draftline").exists()
+
+
 def what_is_left(ports: Ports, models: dict[str, int], serving_pid: int) -> list:
     servers = tritonserver_pids(ports)
     stubs = [name for name, pid in models.items() if is_alive(pid)]
