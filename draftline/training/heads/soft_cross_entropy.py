@@ -134,11 +134,11 @@ class _Gradients:
 
     def add(self, depth: int, rows: slice | Tensor, of_logits: Tensor) -> None:
         if not len(self._of_projection):
-            self._of_hidden[depth, rows] = of_logits.to(self._x.dtype) @ self._projection
+            self._of_hidden[depth, rows] = (of_logits.to(self._x.dtype) @ self._projection).float()
             return
         waiting = slice(self._num_waiting, self._num_waiting + len(of_logits))
         self._waiting[waiting], self._waiting_x[waiting] = of_logits, self._x[depth, rows]
-        self._of_hidden[depth, rows] = self._waiting[waiting] @ self._projection
+        self._of_hidden[depth, rows] = (self._waiting[waiting] @ self._projection).float()
         self._num_waiting = waiting.stop
         if self._num_waiting >= GRADIENT_ROWS:
             self._flush()

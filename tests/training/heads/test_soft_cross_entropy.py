@@ -77,6 +77,22 @@ def test_the_fused_loss_and_its_gradients_are_the_plain_ones(data: st.DataObject
         torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("projection_needs", [True, False])
+def test_products_in_bfloat16_give_the_same_but_for_their_rounding(projection_needs: bool) -> None:
+    """Gradients are sums of products whose factors were rounded to 8 bits: to 2 % of the largest."""
+    targets, generator = make_targets(3, 16, None, is_exact=False, are_hard=False), torch.Generator().manual_seed(1)
+    lm_head = torch.randn(VOCAB, HIDDEN, generator=generator).requires_grad_(projection_needs)
+    rows = [torch.arange(16), torch.tensor([2, 7, 11])]  # of the second depth a few alone: those are gathered
+    hidden = [torch.randn(len(chosen), HIDDEN, generator=generator, requires_grad=True) for chosen in rows]
+    leaves = [*hidden, lm_head] if projection_needs else hidden
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        result = soft_cross_entropy(hidden, lm_head, targets, rows, [1.0, 0.8], dtype)
+        gradients.append(torch.autograd.grad(result.loss, leaves))
+    for found, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
 def test_nothing_of_a_gradient_is_computed_without_one() -> None:
     targets = make_targets(0, 5, None, is_exact=True, are_hard=False)
     lm_head = torch.randn(VOCAB, HIDDEN, requires_grad=True)
