@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32  # inputs that share a scale
-SIGNED_BLOCK = 64  # the same, of signed codes
 TILE = 16  # outputs that stand side by side
 LEAST_INPUT = np.float32(1e-30)  # a block of smaller inputs counts as zeros
 _SLICE_VALUES = 1 << 20  # weights in tiles at a time, so that what quantising needs beside the result stays small
@@ -56,24 +55,7 @@ def quantize_int4_blocks(
     out, num_blocks = scales.shape
     even_zeros = np.full((out, num_blocks + num_blocks % 2), 0, np.uint8)
     even_zeros[:, :num_blocks] = zeros
-    return _pack_pairs(codes), scales, _pack_pairs(even_zeros)
-
-
-def quantize_int4_signed(weight: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Quantise blocks of ``SIGNED_BLOCK`` inputs symmetrically to -7 .. 7, as TensorRT and ONNX's INT4 have them.
-
-    Shapes: ``weight [out, in]`` of any float dtype, ``in`` a multiple of ``SIGNED_BLOCK`` -> ``packed [out, in / 2]
-    uint8`` (two's complement, even inputs in the low half-byte), ``scales [out, in / SIGNED_BLOCK]`` of the weight's
-    dtype; ``weight ~ code * scale``. A block of zeros, or of what is 0 beside the dtype's least number, has scale 1.
-    """
-    out, size = weight.shape
-    assert size % SIGNED_BLOCK == 0, "who calls has checked"
-    blocks = weight.astype(np.float32).reshape(out, size // SIGNED_BLOCK, SIGNED_BLOCK)
-    scales = (np.abs(blocks).max(axis=2) / np.float32(7)).astype(weight.dtype)
-    scales = np.where(scales > 0, scales, np.ones_like(scales))
-    rounded = np.clip(np.rint(blocks / scales.astype(np.float32)[..., None]), -7, 7).reshape(out, size)
-    codes: NDArray[np.uint8] = rounded.astype(np.int8).view(np.uint8) & np.uint8(15)
-    return _pack_pairs(codes), scales
+    return pack_pairs(codes), scales, pack_pairs(even_zeros)
 
 
 def quantize_int8_tiles(weight: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -212,6 +194,6 @@ def _split_blocks(weight: NDArray[np.float32], block: int) -> NDArray[np.float32
     return padded.reshape(out, num_blocks, block)
 
 
-def _pack_pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def pack_pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack pairs of half-bytes along the last axis, the even one low."""
     return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)

@@ -26,6 +26,7 @@ FLOORS = {
     "draftline.sampling": 1,
     "draftline.quantization": 1,
     "draftline.oracle": 1,
+    "draftline.gpu_quantization": 1.1,
     "draftline.checkpoints": 2,
     "draftline.kernels": 2,
     "draftline.graphs": 3,

@@ -35,9 +35,9 @@ EXPONENT_BITS: dict[str, tuple[type[np.unsignedinteger], int]] = {  # type: igno
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """Return numpy's dtype for one of our names, little-endian; ``bfloat16`` is ``ml_dtypes.bfloat16``."""
-    if name == "bfloat16":
-        return np.dtype(ml_dtypes.bfloat16)
+    """Return numpy's dtype for one of our names, little-endian; bfloat16 and float8 are of ``ml_dtypes``."""
+    if name in ("bfloat16", "float8_e4m3fn"):
+        return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name).newbyteorder("<")
 
 

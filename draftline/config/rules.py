@@ -10,12 +10,13 @@ from draftline.config.choices import TreeSize, choices_size, orphans
 from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
+LEAST_FLOAT8 = 89  # compute capability; the vendors build no float8 for those before it
 # Pools whose numbers a network's dtype holds.
 POOLS_BESIDE = {"float32": ("float32", "float16"), "float16": ("float16",), "bfloat16": ("bfloat16",)}
 
 
 def _weights_beside(dtype: str) -> tuple[str, ...]:
-    return (dtype, "int4") if dtype == "float16" else (dtype,)
+    return (dtype, *{"float16": ("float8", "int4"), "bfloat16": ("float8",)}.get(dtype, ()))
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ RULES = (
     Rule(
         ("engine.weights_dtype", "engine.backend", "target.dtype"),
         lambda weights, backend, dtype: backend not in GPU_BACKENDS or weights in _weights_beside(dtype),
-        "engine.backend {1} computes in target.dtype {2} with weights of the same dtype, or of int4 in float16",
+        "engine.backend {1} computes in target.dtype {2} with weights of the same dtype, of float8 in 16 bits, "
+        "or of int4 in float16",
         "set both to one of float16, bfloat16 and float32",
     ),
     Rule(
@@ -199,6 +201,12 @@ RULES = (
         lambda capabilities, backend: backend != "tensorrt_rtx" or not set(capabilities) & {90, 100},
         "TensorRT-RTX does not build for Hopper and data-center Blackwell (90, 100)",
         "remove them, or set engine.backend to tensorrt and build on such a GPU",
+    ),
+    Rule(
+        ("engine.compute_capabilities", "engine.weights_dtype"),
+        lambda capabilities, weights: weights != "float8" or all(number >= LEAST_FLOAT8 for number in capabilities),
+        f"weights of float8 are for GPUs that compute with it, {LEAST_FLOAT8} and up",
+        "remove those below, or set engine.weights_dtype to target.dtype",
     ),
     Rule(
         ("engine.compute_capabilities",),

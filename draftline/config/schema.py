@@ -140,10 +140,11 @@ class Engine(Block):
         "package is built; `onnxruntime` are ONNX Runtime's, slower, which need no compiler. `auto` takes `native` "
         "where they are.",
     )
-    weights_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = Field(
+    weights_dtype: Literal["float32", "float16", "bfloat16", "float8", "int8", "int4"] = Field(
         "float32",
         description="The matrices' dtype in the engine. onnxruntime knows `float32`, and `int8` and `int4`, which the "
-        "build stage quantises; tensorrt and tensorrt_rtx know that of `target.dtype`, and `int4` beside `float16`.",
+        "build stage quantises; tensorrt and tensorrt_rtx know that of `target.dtype`, `float8` (E4M3) beside 16 bits, "
+        "for compute capabilities of 89 and up, and `int4` beside `float16`.",
     )
     weights: Literal["embedded", "external"] = Field(
         "embedded",
@@ -154,7 +155,7 @@ class Engine(Block):
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], BeforeValidator(_as_tuples)] = Field(
         (),
         description="The GPUs that `tensorrt_rtx` builds for, 89 = compute capability 8.9; unless given 80, 86, 89 and "
-        "120. `tensorrt` builds for the GPU of this machine.",
+        "120, with `float8` weights 89 and 120. `tensorrt` builds for the GPU of this machine.",
         examples=[[89, 120]],
     )
     max_batch_size: int = Field(16, ge=1, le=4096, description="Requests that run in the same step.")

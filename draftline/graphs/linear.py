@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
+from draftline.gpu_quantization import SIGNED_BLOCK
 from draftline.graphs.onnx_graph import DRAFTLINE, MICROSOFT, OnnxGraph, TensorLocation
 from draftline.graphs.operators import Operators
-from draftline.quantization import BLOCK, SIGNED_BLOCK
+from draftline.quantization import BLOCK
 
 
 class Linear:
@@ -24,7 +25,8 @@ class Linear:
     float32: ``NAME.weight [out, in]``, multiplied by the operators' ``product``. int8 and int4: ``NAME.weight_int8`` or
     ``NAME.weight_int4`` in the layout of ``MatMulNBits`` with ``NAME.weight_scale`` (and ``NAME.weight_zero`` for
     int4), or ``NAME.weight_int8_tiles`` and so on in that of the native operators, see ``draftline.quantization``.
-    ``NAME.weight_int4_signed`` with ``NAME.weight_scale_signed`` is TensorRT's, and goes before ``NAME.weight``.
+    ``NAME.weight_int4_signed`` with ``NAME.weight_scale_signed`` and ``NAME.weight_float8`` with
+    ``NAME.weight_scale_float8`` are TensorRT's, see ``draftline.gpu_quantization``, and go before ``NAME.weight``.
     """
 
     def __init__(self, graph: OnnxGraph, weights: Mapping[str, TensorLocation], operators: Operators) -> None:
@@ -35,7 +37,7 @@ class Linear:
 
     def emit(self, x: str, name: str, num_inputs: int, num_outputs: int, bias: bool = False) -> str:
         """Append the product of ``x [T, num_inputs]``; returns ``[T, num_outputs] float32``."""
-        if f"{name}.weight_int4_signed" in self._weights:
+        if f"{name}.weight_int4_signed" in self._weights or f"{name}.weight_float8" in self._weights:
             y = self._operators.product(self._graph, x, self._dequantized(name), name)
         elif f"{name}.weight" in self._weights:
             y = self._operators.product(self._graph, x, self._weight(f"{name}.weight"), name)
@@ -73,7 +75,13 @@ class Linear:
         return self._graph.op("Slice", looked_up, *ends)  # without the padding of the last block
 
     def _dequantized(self, name: str) -> str:
-        """Append the matrix ``[out, in]`` of signed codes times scales, which TensorRT fuses into the product."""
+        """Append the matrix ``[out, in]`` of codes times scales, which TensorRT fuses into the product."""
+        if f"{name}.weight_float8" in self._weights:
+            numbers = self._weights[f"{name}.weight_float8"]._replace(onnx_type=TensorProto.FLOAT8E4M3FN)
+            scales = self._weight(f"{name}.weight_scale_float8")
+            return self._graph.op(
+                "DequantizeLinear", self._graph.external(f"{name}.weight_float8", numbers), scales, axis=0
+            )
         packed = self._weights[f"{name}.weight_int4_signed"]
         codes = packed._replace(onnx_type=TensorProto.INT4, shape=(packed.shape[0], 2 * packed.shape[1]))
         inputs = self._graph.external(f"{name}.weight_int4_signed", codes), self._weight(f"{name}.weight_scale_signed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 
@@ -27,6 +28,15 @@ from draftline.sessions.engine_weights import CHECKPOINT_FILE, EngineWeights, re
 from draftline.sessions.native_kernels import Kernels
 from draftline.speculation import TreeShape
 from draftline.tree_growth import needed_candidates
+
+
+class _Form(NamedTuple):
+    """Arguments of ``read_engine_weights``."""
+
+    weights_dtype: str
+    kernels: Kernels
+    rounded_as: str | None
+
 
 HEAD_METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3", "medusa": "medusa"}
 
@@ -81,8 +91,9 @@ def describe_drafts(
     weights_dtype: str,
     kernels: Kernels,
     max_seq_len: int,
+    rounded_as: str | None = None,
 ) -> list[DraftParts]:
-    """Read the configs of converted drafts and check that they fit.
+    """Read the configs of converted drafts and check that they fit; ``rounded_as`` as of ``read_engine_weights``.
 
     Raises: BuildError for drafts that do not fit the target, the tree or each other; CheckpointError for damaged ones.
     """
@@ -96,7 +107,8 @@ def describe_drafts(
     if len(set(methods)) < len(methods):
         raise BuildError("drafts", "names a method once", ", ".join(methods), "leave one of the equal ones out")
     described = [
-        _describe(index, draft, target, tree, weights_dtype, kernels, max_seq_len) for index, draft in enumerate(drafts)
+        _describe(index, draft, target, tree, _Form(weights_dtype, kernels, rounded_as), max_seq_len)
+        for index, draft in enumerate(drafts)
     ]
     return _place_features(described, target)
 
@@ -118,8 +130,7 @@ def _describe(
     source: DraftSource,
     target: CheckpointConfig,
     tree: TreeShape,
-    weights_dtype: str,
-    kernels: Kernels,
+    form: _Form,
     max_seq_len: int,
 ) -> DraftParts:
     where = f"drafts[{index}]"
@@ -130,10 +141,10 @@ def _describe(
         return DraftParts(DraftConfig(source.method))
     # A tree's deepest nodes stand behind the last position of a text.
     num_positions = max_seq_len + tree.max_depth
-    weights_dtype = source.weights_dtype or weights_dtype
+    form = form._replace(weights_dtype=source.weights_dtype or form.weights_dtype)
     if source.method == "draft_model":
-        return _describe_model(index, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
-    return _describe_head(index, source, source.checkpoint, target, tree, weights_dtype, kernels, num_positions)
+        return _describe_model(index, source.checkpoint, target, tree, form, num_positions)
+    return _describe_head(index, source, source.checkpoint, target, tree, form, num_positions)
 
 
 def _describe_model(
@@ -141,8 +152,7 @@ def _describe_model(
     checkpoint: Path,
     target: CheckpointConfig,
     tree: TreeShape,
-    weights_dtype: str,
-    kernels: Kernels,
+    form: _Form,
     num_positions: int,
 ) -> DraftParts:
     model = load_checkpoint_config(checkpoint)
@@ -155,12 +165,12 @@ def _describe_model(
         num_key_value_heads=model.num_key_value_heads,
         head_size=model.head_size,
         num_parameters=count_parameters(model),
-        weights_dtype=weights_dtype,
+        weights_dtype=form.weights_dtype,
     )
     first = rotary_entries(
         model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
     )
-    weights = _read_weights(index, checkpoint, model.dtype, weights_dtype, kernels, (EMBEDDING, LM_HEAD), first)
+    weights = _read_weights(index, checkpoint, model.dtype, form, (EMBEDDING, LM_HEAD), first)
     return DraftParts(config, weights, model=model)
 
 
@@ -170,8 +180,7 @@ def _describe_head(
     checkpoint: Path,
     target: CheckpointConfig,
     tree: TreeShape,
-    weights_dtype: str,
-    kernels: Kernels,
+    form: _Form,
     num_positions: int,
 ) -> DraftParts:
     head = load_head_config(checkpoint)
@@ -181,7 +190,7 @@ def _describe_head(
             method=source.method,
             num_candidates=_num_candidates(index, tree, head.vocab_size),
             num_heads=head.num_heads,
-            weights_dtype=weights_dtype,
+            weights_dtype=form.weights_dtype,
         )
         first: tuple[TensorEntry, ...] = ()
         outer: tuple[str, ...] = tuple(f"medusa_heads.{number}.lm_head" for number in range(head.num_heads))
@@ -197,13 +206,13 @@ def _describe_head(
             hidden_size=head.hidden_size,
             feature_size=eagle.feature_size(head),
             num_parameters=_count_head_parameters(head),
-            weights_dtype=weights_dtype,
+            weights_dtype=form.weights_dtype,
         )
         first = rotary_entries(
             head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
         )
         outer = (eagle.EMBEDDING, eagle.LM_HEAD)
-    weights = _read_weights(index, checkpoint, head.dtype, weights_dtype, kernels, outer, first)
+    weights = _read_weights(index, checkpoint, head.dtype, form, outer, first)
     return DraftParts(config, weights, head=head)
 
 
@@ -211,14 +220,21 @@ def _read_weights(
     index: int,
     checkpoint: Path,
     dtype: str,
-    weights_dtype: str,
-    kernels: Kernels,
+    form: _Form,
     outer: tuple[str, ...],
     first: tuple[TensorEntry, ...],
 ) -> EngineWeights:
     file, linked_file = f"draft-{index}.safetensors", f"draft-{index}-{CHECKPOINT_FILE}"
     return read_engine_weights(
-        checkpoint, dtype, weights_dtype, kernels, outer=outer, first=first, file=file, linked_file=linked_file
+        checkpoint,
+        dtype,
+        form.weights_dtype,
+        form.kernels,
+        outer=outer,
+        first=first,
+        file=file,
+        linked_file=linked_file,
+        rounded_as=form.rounded_as,
     )
 
 

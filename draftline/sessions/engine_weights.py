@@ -15,19 +15,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tensor_locations, write_safetensors
-from draftline.errors import BuildError
 from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.rotary import build_rotary_tables
 from draftline.quantization import (
-    SIGNED_BLOCK,
     TILE,
     quantize_int4_blocks,
-    quantize_int4_signed,
     quantize_int4_tiles,
     quantize_int8_blocks,
     quantize_int8_tiles,
 )
+from draftline.sessions.gpu_weight_forms import GPU_FORMS, GpuForm
 from draftline.sessions.native_kernels import Kernels
 
 CHECKPOINT_FILE, WEIGHTS_FILE = "rank0.safetensors", "weights.safetensors"
@@ -39,7 +37,6 @@ ONNX_TYPES = {
     "uint8": TensorProto.UINT8,
     "int64": TensorProto.INT64,
 }
-INT4_SIGNED = "int4 signed"  # engine.weights_dtype int4 of TensorRT, where that of the CPU has other blocks
 _QUANTIZED_SUFFIXES = {"int8": ("int8", "scale"), "int4": ("int4", "scale", "zero")}
 _QUANTIZE: dict[tuple[Kernels, str], Callable[[NDArray[Any]], tuple[NDArray[Any], ...]]] = {
     ("onnxruntime", "int8"): lambda weight: quantize_int8_blocks(weight.astype(np.float32)),
@@ -83,32 +80,39 @@ def read_engine_weights(
     first: tuple[TensorEntry, ...],
     file: str,
     linked_file: str,
+    rounded_as: str | None = None,
 ) -> EngineWeights:
     """Describe the tensors of the converted checkpoint in the folder ``checkpoint``, whose matrices are of ``dtype``.
 
-    Quantised matrices are laid out for the products of ``kernels``.
+    Quantised matrices are laid out for the products of ``kernels``; those of ``GPU_FORMS`` are TensorRT's.
 
-    ``outer`` names the matrices from and to the vocabulary. They stay int8 beside int4 layers: they carry most of the
-    quality. ``first`` are entries of ``file`` that are not the checkpoint's.
+    ``outer`` names the matrices from and to the vocabulary. They stay int8 beside int4 layers, and as they are beside
+    TensorRT's forms: they carry most of the quality. ``first`` are entries of ``file`` that are not the checkpoint's.
+
+    ``rounded_as``: one of TensorRT's forms; matrices of float32 then hold what it rounds them to.
+
+    Raises: BuildError for a matrix that a form does not take.
     """
     source = checkpoint / CHECKPOINT_FILE
-    if weights_dtype == INT4_SIGNED:
-        return EngineWeights(file, (*first, *_signed_entries(source, dtype, outer)), linked_file, source)
+    if rounded_as is not None:
+        assert weights_dtype == "float32", "what is rounded is widened"
+        entries = _weight_entries(source, "float32", kernels, outer, GPU_FORMS[rounded_as])
+        return EngineWeights(file, (*first, *entries), linked_file, None)
+    if weights_dtype in GPU_FORMS:
+        entries = list(_coded_entries(source, dtype, GPU_FORMS[weights_dtype], outer))
+        return EngineWeights(file, (*first, *entries), linked_file, source)
     if dtype == weights_dtype:
         return EngineWeights(file, first, linked_file, source)
     return EngineWeights(file, (*first, *_weight_entries(source, weights_dtype, kernels, outer)), linked_file, None)
 
 
-def _signed_entries(source: Path, dtype: str, outer: tuple[str, ...]) -> Iterator[TensorEntry]:
-    """Entries of every matrix in TensorRT's int4, beside the checkpoint's tensors; those of ``outer`` stay as they are.
-
-    Raises: BuildError for a matrix whose inputs are no multiple of a block.
-    """
+def _coded_entries(source: Path, dtype: str, form: GpuForm, outer: tuple[str, ...]) -> Iterator[TensorEntry]:
+    """Entries of every matrix in ``form``, beside the checkpoint's tensors; those of ``outer`` stay as they are."""
     tensors = tensor_locations(source)
 
     @functools.lru_cache(maxsize=1)
     def quantized(names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
-        return quantize_int4_signed(np.concatenate([map_tensor(source, tensors[name]) for name in names]))
+        return form.quantize(np.concatenate([map_tensor(source, tensors[name]) for name in names]))
 
     for name, tensor in tensors.items():
         stem, kind = name.replace(_FC, _FC_GATE).rpartition(".")[::2]
@@ -116,13 +120,11 @@ def _signed_entries(source: Path, dtype: str, outer: tuple[str, ...]) -> Iterato
             continue
         sources = (name, name.replace(_FC, _GATE)) if _FC in name else (name,)
         out, size = sum(tensors[part].shape[0] for part in sources), tensor.shape[1]
-        if size % SIGNED_BLOCK:
-            rule = f"int4 weights of a GPU have a multiple of {SIGNED_BLOCK} inputs"
-            raise BuildError(name, rule, size, "set engine.weights_dtype to target.dtype")
-        shapes = {"int4": ("uint8", size // 2), "scale": (dtype, size // SIGNED_BLOCK)}
-        for index, (part, (part_dtype, columns)) in enumerate(shapes.items()):
+        form.check_inputs(name, size)
+        parts = zip(form.suffixes, ("uint8", dtype), form.shapes(out, size), strict=True)
+        for index, (suffix, part_dtype, shape) in enumerate(parts):
             chunks = functools.partial(lambda names, index: [quantized(names)[index]], sources, index)
-            yield TensorEntry(f"{stem}.weight_{part}_signed", part_dtype, (out, columns), chunks)
+            yield TensorEntry(f"{stem}.weight_{suffix}", part_dtype, shape, chunks)
 
 
 def rotary_entries(
@@ -168,8 +170,13 @@ def _join_fc_gate(locations: Mapping[str, TensorLocation]) -> dict[str, TensorLo
     return joined
 
 
-def _weight_entries(source: Path, weights_dtype: str, kernels: Kernels, outer: tuple[str, ...]) -> list[TensorEntry]:
-    """Entries of every tensor in its engine form. Parts of one matrix stand together and are computed once."""
+def _weight_entries(
+    source: Path, weights_dtype: str, kernels: Kernels, outer: tuple[str, ...], form: GpuForm | None = None
+) -> list[TensorEntry]:
+    """Entries of every tensor in its engine form. Parts of one matrix stand together and are computed once.
+
+    ``form``: of float32 matrices, which hold what it rounds to; those of ``outer`` stay as they are.
+    """
     tensors = tensor_locations(source)
 
     def stored(names: tuple[str, ...]) -> NDArray[Any]:
@@ -185,6 +192,10 @@ def _weight_entries(source: Path, weights_dtype: str, kernels: Kernels, outer: t
 
     def matrix(name: str, sources: tuple[str, ...], dtype: str) -> Iterator[TensorEntry]:
         out, size = sum(tensors[part].shape[0] for part in sources), tensors[sources[0]].shape[1]
+        if form is not None and name not in outer:
+            form.check_inputs(name, size)
+            yield TensorEntry(f"{name}.weight", "float32", (out, size), lambda: [form.rounded(stored(sources))])
+            return
         if dtype == "float32":
             yield TensorEntry(f"{name}.weight", "float32", (out, size), lambda: [read(*sources)])
             return

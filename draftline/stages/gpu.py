@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftline.config import Pipeline
-from draftline.config.rules import GPU_BACKENDS
+from draftline.config.rules import GPU_BACKENDS, LEAST_FLOAT8
 from draftline.stages.inputs import package_version
 from draftline.stages.stage import StageCall, setting_of
 
@@ -47,7 +47,9 @@ def vendor_of(pipeline: Pipeline) -> tuple[Vendor, tuple[int, ...]]:
     backend = pipeline.engine.backend
     assert backend in ("tensorrt", "tensorrt_rtx"), "asked of pipelines on a GPU"
     vendor = import_vendor(backend)
-    return vendor, choose_architectures(vendor, pipeline.engine.compute_capabilities, ARCHITECTURES)
+    least = LEAST_FLOAT8 if pipeline.engine.weights_dtype == "float8" else 0
+    usable = [architecture for architecture in ARCHITECTURES if architecture >= least]
+    return vendor, choose_architectures(vendor, pipeline.engine.compute_capabilities, usable)
 
 
 def check_machine(pipeline: Pipeline) -> None:

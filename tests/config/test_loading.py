@@ -150,6 +150,7 @@ BROKEN_RULES = [
     ["engine.weights=external"],
     ["engine.compute_capabilities=[89]"],
     [*HALF, *RTX, "engine.compute_capabilities=[90]"],
+    ["engine.weights_dtype=float8", "target.dtype=float16", *RTX, "engine.compute_capabilities=[86, 89]"],
     [*HALF, *RTX, "engine.compute_capabilities=[89, 80]"],
     [*TRAIN, "train.ttt_steps=3"],
     [*TRAIN, "train.ttt_growth=0.5"],

@@ -23,15 +23,16 @@ from draftline.sessions.draft_builder import DraftParts, DraftSource, describe_d
 from draftline.sessions.engine_config import DraftConfig, PoolDtype
 from draftline.sessions.engine_weights import (
     CHECKPOINT_FILE,
-    INT4_SIGNED,
     WEIGHTS_FILE,
     read_engine_weights,
     rotary_entries,
 )
+from draftline.sessions.gpu_weight_forms import FLOAT8, INT4_SIGNED
 from draftline.sessions.tensorrt.profiles import Profile, StepLimits, draft_profiles, target_profiles
 from draftline.speculation import TreeShape
 
 TARGET = "model"
+STORED_AS = {"int4": INT4_SIGNED, "float8": FLOAT8}  # engine.weights_dtype where it is not that of the network
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,20 @@ def emit_graphs(
     weights_dtype: str | None = None,
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
+    is_widened: bool = False,
 ) -> EmittedGraphs:
     """Write the graphs of a converted checkpoint, and links to its weights, into the existing folder ``destination``.
 
-    ``weights_dtype``: ``int4``, or None = ``dtype``; matrices from and to the vocabulary have ``dtype`` in either.
+    ``weights_dtype``: one of ``STORED_AS``, or None = ``dtype``; matrices from and to the vocabulary have ``dtype`` in
+    either. ``is_widened``: matrices have ``dtype``, float32, and hold what ``weights_dtype`` rounds them to.
 
     Raises: BuildError for a checkpoint of another dtype, and for drafts that do not fit.
     """
     config = load_checkpoint_config(checkpoint)
     check_checkpoint_dtype("target", config.dtype, dtype)
-    stored = INT4_SIGNED if weights_dtype == "int4" else dtype
-    described = describe_drafts(config, drafts, tree, stored, "onnxruntime", limits.max_seq_len)
+    form = STORED_AS.get(weights_dtype or dtype)
+    stored, rounded_as = (dtype, form) if is_widened else (form or dtype, None)
+    described = describe_drafts(config, drafts, tree, stored, "onnxruntime", limits.max_seq_len, rounded_as)
     pool, operators = Pool(limits.block_size, NETWORK_TYPES[pool_dtype]), TensorRtOperators(dtype)
     num_positions = limits.max_seq_len + (0 if tree is None else tree.max_depth)
     target = read_engine_weights(
@@ -92,6 +96,7 @@ def emit_graphs(
         ),
         file=WEIGHTS_FILE,
         linked_file=CHECKPOINT_FILE,
+        rounded_as=rounded_as,
     )
     locations = target.write(destination, lambda: None)
     tensors = [draft.weights.write(destination, lambda: None) if draft.weights else {} for draft in described]

@@ -23,7 +23,7 @@ def evaluate_network(
 ) -> dict[str, Array]:
     """Evaluate ``network`` for the inputs ``feeds``, by name; returns all outputs by name.
 
-    ``weights``: those of bfloat16 and int4, by name, which the vendor's bindings do not hand out.
+    ``weights``: those of bfloat16, float8 and int4, by name, which the vendor's bindings do not hand out.
 
     Numerics: every layer computes in float32 from inputs of its dtype and rounds its result to the dtype of its output,
     once; TreeAttention in float64 (``draftline.oracle``). An engine fuses layers, and rounds less often.

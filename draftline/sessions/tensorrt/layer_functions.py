@@ -116,11 +116,13 @@ def _slice(layer: Any, inputs: Inputs) -> Array:
 
 
 def _dequantize(layer: Any, inputs: Inputs) -> Array:
-    """Codes times the scales of their blocks along ``layer.axis``."""
+    """Codes times scales: one for each place along ``layer.axis``, or for each block along it."""
     codes, scales = inputs[:2]
-    if len(inputs) > 2 or codes.ndim != scales.ndim:
-        rule = "the network check knows blocks with a scale and no zero point"
+    if len(inputs) > 2 or scales.ndim not in (1, codes.ndim):
+        rule = "the network check knows codes with scales of places or blocks, and no zero point"
         raise BuildError(layer.name, rule, f"{len(inputs)} inputs", "set check.network to never")
+    if scales.ndim == 1:
+        return cast(Array, codes * np.expand_dims(scales, [axis for axis in range(codes.ndim) if axis != layer.axis]))
     return cast(Array, codes * np.repeat(scales, codes.shape[layer.axis] // scales.shape[layer.axis], axis=layer.axis))
 
 

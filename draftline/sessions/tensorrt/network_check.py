@@ -37,6 +37,7 @@ Array = NDArray[Any]
 # Of the largest magnitude in an output. float16 and bfloat16 round after every layer, 11 and 8 bits of a number.
 TOLERANCES: dict[NetworkDtype, float] = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
 ID_OUTPUTS = {"greedy_ids": "logits", "candidate_ids": "candidate_log_probs", "head_ids": "head_log_probs"}
+HIDDEN_TYPES = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT8E4M3FN: "float8_e4m3fn"}
 SEED = 6
 
 
@@ -85,7 +86,8 @@ def check_networks(
     """Parse the graphs of a converted checkpoint, evaluate the networks, and compare with ONNX Runtime.
 
     The graphs stand in the empty folder ``scratch`` for as long as that takes. ``token_ids``: a text of the model's.
-    ONNX Runtime runs the same file; of bfloat16, for which it has no operators, the graph in float32.
+    ONNX Runtime runs the same file; of bfloat16, for which it has no operators, the graph in float32, whose weights are
+    those that ``weights_dtype`` rounds to.
 
     Raises: BuildError where an output differs by more than the tolerance, and what parsing raises.
     """
@@ -107,6 +109,8 @@ def check_networks(
             checkpoint,
             scratch / "float32",
             dtype="float32",
+            weights_dtype=weights_dtype,
+            is_widened=True,
             pool_dtype="float32",
             limits=limits,
             drafts=drafts,
@@ -287,8 +291,8 @@ def _open_reference(file: Path, num_threads: int) -> Any:
 
 
 def _hidden_weights(file: Path) -> dict[str, Array]:
-    """Return the initializers that bindings do not hand out: of bfloat16, mapped where they lie; of int4, a code per
-    byte."""
+    """Return the initializers that bindings do not hand out: of ``HIDDEN_TYPES``, mapped where they lie, and of int4, a
+    code per byte."""
     model = onnx.load(file, load_external_data=False)
     weights: dict[str, Array] = {}
     for tensor in model.graph.initializer:
@@ -296,8 +300,9 @@ def _hidden_weights(file: Path) -> dict[str, Array]:
             continue
         where = {entry.key: entry.value for entry in tensor.external_data}
         path, offset = file.parent / where["location"], int(where["offset"])
-        if tensor.data_type == onnx.TensorProto.BFLOAT16:
-            weights[tensor.name] = np.memmap(path, numpy_dtype("bfloat16"), "r", offset, tuple(tensor.dims))
+        if tensor.data_type in HIDDEN_TYPES:
+            dtype = numpy_dtype(HIDDEN_TYPES[tensor.data_type])
+            weights[tensor.name] = np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
         elif tensor.data_type == onnx.TensorProto.INT4:
             packed = np.memmap(path, np.int8, "r", offset, (tensor.dims[0], tensor.dims[1] // 2))
             codes = np.stack([np.left_shift(packed, 4) >> 4, packed >> 4], axis=-1)

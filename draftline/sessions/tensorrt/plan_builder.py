@@ -42,7 +42,7 @@ def choose_architectures(vendor: Vendor, wanted: Sequence[int], compiled_for: Se
         raise BuildError(f"engine.backend: {vendor.backend}", rule, "no GPU", cure)
     architecture = driver.architecture(0)
     if architecture not in compiled_for:
-        rule = f"kernels are compiled for {', '.join(map(str, compiled_for))}"
+        rule = f"an engine with these weights runs on {', '.join(map(str, compiled_for))}"
         raise BuildError("this machine's GPU", rule, architecture, "build where there is one of these")
     return (architecture,)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.errors import ArtifactError, BuildError
+from draftline.gpu_quantization import quantize_float8
 from draftline.sessions.engine_config import DraftMethod, EngineConfig, load_engine_config
 from draftline.sessions.opening import open_session
 from draftline.sessions.tensorrt import engine_builder
@@ -24,7 +26,11 @@ from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tin
 
 
 def build(
-    directory: Path, weights: str = "embedded", methods: tuple[DraftMethod, ...] = (), weights_dtype: str = "float16"
+    directory: Path,
+    weights: str = "embedded",
+    methods: tuple[DraftMethod, ...] = (),
+    weights_dtype: str = "float16",
+    architectures: tuple[int, ...] = (80,),
 ) -> Path:
     converted, drafts = convert_tiny(directory, "llama", "float16", methods)
     engine = directory / "engine"
@@ -38,7 +44,7 @@ def build(
             weights_dtype=weights_dtype,
             pool_dtype="float16",
             weights=weights,  # type: ignore[arg-type]
-            architectures=(80,),
+            architectures=architectures,
             kernel_cache=directory / "kernels",
             timing_cache=directory / "timing.cache",
         ),
@@ -129,6 +135,31 @@ def test_int4_codes_are_in_the_plan_in_the_place_of_matrices(tmp_path: Path) -> 
     matrix = map_tensor(source, tensors["transformer.layers.0.attention.qkv.weight"])
     assert matrix.tobytes() not in plan
     assert map_tensor(source, tensors["transformer.vocab_embedding.weight"]).tobytes() in plan
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+@pytest.mark.parametrize("weights", ["embedded", "external"])
+def test_float8_weights_are_built_for_89_and_up(tmp_path: Path, weights: str) -> None:
+    engine = build(tmp_path, weights, ("eagle3",), "float8", (89, 120))
+    config = load_engine_config(engine)
+    assert config.tensorrt is not None
+    source, plan = tmp_path / "converted" / "rank0.safetensors", (engine / "model.plan").read_bytes()
+    matrix = map_tensor(source, tensor_locations(source)["transformer.layers.0.attention.qkv.weight"])
+    assert matrix.tobytes() not in plan
+    if weights == "external":
+        location = read_weight_locations(engine, config.tensorrt.plans[0])[
+            "transformer.layers.0.attention.qkv.weight_float8"
+        ]
+        codes = np.fromfile(engine / location.file, np.uint8, location.num_bytes, offset=location.offset)
+        assert location.onnx_type == TensorProto.FLOAT8E4M3FN
+        np.testing.assert_array_equal(codes.reshape(location.shape), quantize_float8(matrix)[0])
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+def test_float8_weights_are_not_built_for_80(tmp_path: Path) -> None:
+    """The rule of engine.compute_capabilities refuses it before; this is why."""
+    with pytest.raises(BuildError, match=r"builds the network; got .*target\(s\) sm80, .*fp8_e4m3.*; see build.log"):
+        build(tmp_path, weights_dtype="float8")
 
 
 @pytest.mark.usefixtures("_fast_kernels")

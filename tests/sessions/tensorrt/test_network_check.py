@@ -66,6 +66,14 @@ def test_drafters_of_every_method_agree(tmp_path: Path, dtype: NetworkDtype) -> 
         assert max(report.differences.values()) < TIGHT[dtype], report.differences
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float8_weights_agree(tmp_path: Path, dtype: NetworkDtype) -> None:
+    """Of bfloat16 the reference holds in float32 what the network's codes and scales are."""
+    target, *drafters = run_check(tmp_path, "qwen2", dtype, ("eagle3", "draft_model", "medusa"), "float8")
+    for report in (target, *drafters):
+        assert max(report.differences.values()) < TIGHT[dtype], report.differences
+
+
 def test_int4_weights_agree(tmp_path: Path) -> None:
     """Codes are read as ONNX Runtime reads them; matrices from and to the vocabulary have none."""
     target, *drafters = run_check(tmp_path, "qwen2", "float16", ("eagle3", "draft_model"), "int4")

@@ -55,5 +55,5 @@ def test_tensorrt_builds_for_the_gpu_of_this_machine(monkeypatch: pytest.MonkeyP
         choose_architectures(vendor, (), COMPILED_FOR)
     monkeypatch.setattr(plan_builder, "load_driver", FakeDriver)
     assert choose_architectures(vendor, (), COMPILED_FOR) == (90,)
-    with pytest.raises(BuildError, match=r"kernels are compiled for 80, 86; got 90; "):
+    with pytest.raises(BuildError, match=r"an engine with these weights runs on 80, 86; got 90; "):
         choose_architectures(vendor, (), (80, 86))
