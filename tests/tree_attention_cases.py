@@ -65,6 +65,7 @@ def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> on
         graph.input("packed_mask", TensorProto.INT32, ["T", "W"]),
     ]
     attributes = {name: value for name, value in shape._asdict().items() if name != "half_pool"}
+    attributes |= {"key_scale": 1.0, "value_scale": 1.0}
     out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, scale=shape.scale)
     graph.output(out, "out", TensorProto.FLOAT, ["T", heads * head_size])
     return graph.model("attention", functions)

@@ -12,7 +12,11 @@ from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
 LEAST_FLOAT8 = 89  # compute capability; the vendors build no float8 for those before it
 # Pools whose numbers a network's dtype holds.
-POOLS_BESIDE = {"float32": ("float32", "float16"), "float16": ("float16",), "bfloat16": ("bfloat16",)}
+POOLS_BESIDE = {
+    "float32": ("float32", "float16", "float8"),
+    "float16": ("float16", "float8"),
+    "bfloat16": ("bfloat16", "float8"),
+}
 
 
 def _weights_beside(dtype: str) -> tuple[str, ...]:
@@ -181,7 +185,7 @@ RULES = (
     Rule(
         ("kv_cache.dtype", "engine.backend", "target.dtype"),
         lambda pool, backend, dtype: backend not in GPU_BACKENDS or pool in POOLS_BESIDE[dtype],
-        "engine.backend {1} keeps keys and values in target.dtype {2}",
+        "engine.backend {1} keeps keys and values in target.dtype {2} or in float8",
         "set it to {2}",
     ),
     Rule(

@@ -31,7 +31,7 @@ def check_runnable(pipeline: Pipeline, stages: Collection[str] = ()) -> None:
                 rule = "engines on a GPU are built by this version, and not served"
                 cure = "run it with --until build, or set engine.backend to onnxruntime"
                 refuse(f"stage {stage}", rule, f"engine.backend {backend}", cure)
-    elif pipeline.kv_cache.dtype == "bfloat16":
+    elif pipeline.kv_cache.dtype not in ("float32", "float16"):
         refuse(
             "kv_cache.dtype",
             "onnxruntime keeps keys and values in float32 or float16",

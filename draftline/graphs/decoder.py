@@ -20,10 +20,20 @@ ROTARY_COSINES, ROTARY_SINES = "rotary.cosines", "rotary.sines"
 
 
 class Pool(NamedTuple):
-    """What a graph must know of its paged pools: tokens of a block, and ``TensorProto`` type of an element."""
+    """What a graph must know of its paged pools: tokens of a block, and ``TensorProto`` type of an element.
+
+    ``scales``: of a float8 pool, of the keys and of the values of each layer; its elements are INT8, the bits of float8
+    numbers. A pool of another type with scales holds what a float8 pool would, times the scales. Rows to commit have
+    the network's type then, and whoever commits rounds them.
+    """
 
     block_size: int
     onnx_type: int
+    scales: tuple[tuple[float, float], ...] = ()
+
+    def row_type(self, network_type: int) -> int:
+        """Return the type of rows to commit, in a network whose rows have ``network_type``."""
+        return network_type if self.scales else self.onnx_type
 
 
 class Stream:
@@ -80,6 +90,7 @@ class Decoder:
 
     def _split_kept(self, in_step: InStepRows) -> list[str]:
         num_planes = 2 * self.config.num_hidden_layers
+        assert not self._pool.scales, "kept rows have the pool's type"
         kept = self.graph.cast(in_step.kept_kv, self._pool.onnx_type, self.operators.onnx_type)
         sizes = self.graph.constant([self._heads.num_kv_heads] * num_planes)
         return self.graph.ops("Split", kept, sizes, outputs=num_planes, axis=1)
@@ -108,13 +119,15 @@ class Decoder:
     def output_kv_rows(self) -> None:
         """Add the output ``kv_rows [rows, 2 * layers * K, D]``: keys of a layer, then its values; rotated.
 
-        They have the pool's dtype: rounded here, where it is cheap, and as ``TreeAttention`` rounds in-step rows.
+        They have the pool's dtype: rounded here, where it is cheap, and as ``TreeAttention`` rounds in-step rows. Those
+        of a float8 pool have the network's.
         """
+        row_type = self._pool.row_type(self.operators.onnx_type)
         rows = "T" if self._in_step is None else "N"
         num_kv_heads, size = self._heads.num_kv_heads, self._heads.head_size
         heads = self.graph.op("Concat", *self._kv_rows, axis=1)
-        heads = self.graph.cast(heads, self.operators.onnx_type, self._pool.onnx_type)
-        self.graph.output(heads, "kv_rows", self._pool.onnx_type, [rows, len(self._kv_rows) * num_kv_heads, size])
+        heads = self.graph.cast(heads, self.operators.onnx_type, row_type)
+        self.graph.output(heads, "kv_rows", row_type, [rows, len(self._kv_rows) * num_kv_heads, size])
 
     def _mlp(self, x: str, prefix: str) -> str:
         config, size = self.config, self.config.intermediate_size
@@ -142,6 +155,10 @@ class Decoder:
         self._kv_rows += [k, v]
         if self._in_step is not None:
             q, k, v = self._join_kept(q, k, v, layer, self._in_step)
+        key_scale, value_scale = self._pool.scales[layer] if self._pool.scales else (1.0, 1.0)
+        if self._pool.scales and self._pool.onnx_type != TensorProto.INT8:
+            k, v = self._round_to_float8(k, key_scale), self._round_to_float8(v, value_scale)
+            key_scale = value_scale = 1.0
         out = self.graph.op(
             "TreeAttention",
             q,
@@ -156,8 +173,17 @@ class Decoder:
             block_size=self._pool.block_size,
             scale=size**-0.5,
             window=self.config.sliding_window or 0,
+            key_scale=key_scale,
+            value_scale=value_scale,
         )
         return out if self._in_step is None else self.graph.op("Gather", out, self._in_step.new_rows)
+
+    def _round_to_float8(self, x: str, scale: float) -> str:
+        """Append the rounding of rows to what a float8 pool holds of them; beyond 448 a cast gives 448."""
+        graph, own = self.graph, self.operators.onnx_type
+        scaled = graph.op("Div", graph.cast(x, own, TensorProto.FLOAT), graph.constant(scale))
+        numbers = graph.op("Cast", graph.op("Cast", scaled, to=TensorProto.FLOAT8E4M3FN), to=TensorProto.FLOAT)
+        return graph.cast(graph.op("Mul", numbers, graph.constant(scale)), TensorProto.FLOAT, own)
 
     def _join_kept(self, q: str, k: str, v: str, layer: int, in_step: InStepRows) -> tuple[str, str, str]:
         """Rows in packed order. A kept row asks for nothing: its query is any, and its output is not gathered."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import draftline
 from draftline.checkpoints.config import CheckpointConfig
@@ -16,10 +16,11 @@ from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-FORMAT_VERSION = 6  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 7  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
-PoolDtype = Literal["float32", "float16", "bfloat16"]  # the last on GPUs alone
+PoolDtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]  # the last two on GPUs alone
+PoolScales = tuple[tuple[float, float], ...]  # of a float8 pool: of the keys and of the values of each layer
 EngineKernels = Literal["native", "onnxruntime", "plugin"]
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
 METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
@@ -56,11 +57,17 @@ class DraftConfig:
 @dataclass(frozen=True)
 class PlanFacts:
     """One plan of an engine, ``file``: the hash of its plugin's kernels, and its profiles: by name, and in each by the
-    dimension's name in the graph, the smallest, the best and the largest size."""
+    dimension's name in the graph, the smallest, the best and the largest size.
+
+    ``pool_dtype``: of its own pool. ``pool_scales``: of a float8 pool, none of others; rows are committed by them, and
+    have the network's dtype until then.
+    """
 
     file: str
     kernels_sha256: str
     profiles: Mapping[str, Mapping[str, tuple[int, int, int]]]
+    pool_dtype: PoolDtype
+    pool_scales: PoolScales = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class EngineConfig:
     """Limits are inclusive; ``num_threads`` 0 = one per physical core available.
 
     ``kernels``: whose operators the graphs are made of; ``plugin`` = TreeAttention is TensorRT's plugin.
-    ``pool_dtype``: of keys and values in the pool.
+    ``pool_dtype``: of keys and values in the target's pool; those of drafters on a GPU are in ``PlanFacts``.
 
     ``drafts`` in the order of the pipeline; ``tree`` is None exactly where there are none.
 
@@ -162,7 +169,7 @@ def load_engine_config(directory: Path) -> EngineConfig:
     on_gpu = document["tensorrt"] is not None
     allowed = {
         "kernels": ("plugin",) if on_gpu else ("native", "onnxruntime"),
-        "pool_dtype": ("float32", "float16", "bfloat16") if on_gpu else ("float32", "float16"),
+        "pool_dtype": get_args(PoolDtype) if on_gpu else ("float32", "float16"),
     }
     for key, values in allowed.items():
         if document[key] not in values:
@@ -214,7 +221,8 @@ def _read_tensorrt(document: dict[str, Any] | None, path: Path) -> TensorRtFacts
             name: {dimension: tuple(sizes) for dimension, sizes in profile.items()}
             for name, profile in plan.pop("profiles").items()
         }
-        plans.append(PlanFacts(**plan, profiles=profiles))
+        scales = tuple(map(tuple, plan.pop("pool_scales")))
+        plans.append(PlanFacts(**plan, profiles=profiles, pool_scales=scales))
     return TensorRtFacts(**document, plans=tuple(plans))
 
 

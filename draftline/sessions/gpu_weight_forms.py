@@ -19,6 +19,7 @@ from draftline.gpu_quantization import (
 
 INT4_SIGNED = "int4 signed"  # engine.weights_dtype int4, where that of the CPU has other blocks
 FLOAT8 = "float8"
+STORED_AS = {"int4": INT4_SIGNED, "float8": FLOAT8}  # engine.weights_dtype where it is not that of the network
 
 
 class GpuForm(NamedTuple):

@@ -25,6 +25,7 @@ from draftline.sessions.engine_config import (
     TOKENIZER_FILES,
     EngineConfig,
     PoolDtype,
+    PoolScales,
     draft_model_file,
     write_engine_config,
 )
@@ -57,6 +58,8 @@ def build_engine(
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
     captured_layers: Sequence[int] | None = None,
+    rounded_as: str | None = None,
+    pool_scales: PoolScales = (),
 ) -> None:
     """Write the engine of a converted checkpoint into the existing folder ``destination``.
 
@@ -68,13 +71,17 @@ def build_engine(
     ``captured_layers``, where there are no drafts: the features of a forward are the outputs of these layers (0-based),
     then the final hidden rows, as trainers of drafts read them. None = there are no features.
 
+    ``rounded_as``, ``pool_scales``: to measure what a GPU rounds. Matrices of float32 hold what a form of TensorRT's
+    rounds them to; keys and values of a step are rounded as a float8 pool with these scales does, and a commit rounds
+    nothing: one forward runs a whole text.
+
     Raises: BuildError for drafts that do not fit the target, the tree or each other, for layers that the target does
     not have, and for native kernels where this machine has none.
     """
     config = load_checkpoint_config(checkpoint)
     chosen = choose_kernels(kernels)
     operators = OPERATORS[chosen]
-    pool = Pool(block_size, POOL_TYPES[pool_dtype])
+    pool = Pool(block_size, POOL_TYPES[pool_dtype], pool_scales)
     described = describe_drafts(config, drafts, tree, weights_dtype, chosen, max_seq_len)
     taps = target_taps(described) if captured_layers is None else _training_taps(config, captured_layers, drafts)
     target = read_engine_weights(
@@ -88,6 +95,7 @@ def build_engine(
         ),
         file=WEIGHTS_FILE,
         linked_file=CHECKPOINT_FILE,
+        rounded_as=rounded_as,
     )
     stored = [target, *(draft.weights for draft in described if draft.weights)]
     report = _counter(sum(len(weights.entries) for weights in stored), progress)

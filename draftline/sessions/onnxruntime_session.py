@@ -54,6 +54,12 @@ class OnnxRuntimeSession:
         assert self._features is not None, "features are those of a forward"
         return self._features
 
+    @property
+    def kv_rows(self) -> NDArray[Any]:
+        """Keys and values of the rows of the last forward: ``[T, 2 * layers * K, D]`` of the pool's dtype."""
+        assert self._kv_rows is not None, "rows are those of a forward"
+        return self._kv_rows
+
     def forward(self, batch: StepBatch) -> StepResult:
         logits = ("logits",) if batch.wants_logits else ()
         outputs = self._run(batch, ("sampled_ids", *logits, *self._head_names))

@@ -37,7 +37,7 @@ def _build_graphs(call: StageCall) -> str:
     from draftline.stages.drafts import acceptance, draft_sources, tree_shape
 
     engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
-    assert kv_cache.dtype != "bfloat16", "such a pipeline is refused"
+    assert kv_cache.dtype in ("float32", "float16"), "others are refused"
     kernels = choose_kernels(engine.kernels)
     if kernels != "native" and engine.kernels == "auto":
         call.say(f"no native CPU kernels ({why_not_native()}): ONNX Runtime's serve, slower; {CURE}")

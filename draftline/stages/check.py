@@ -58,7 +58,7 @@ def run(call: StageCall) -> CheckResult:
     from draftline.sessions.batch_split import count_parameters
     from draftline.stages.check_drafts import check_drafts
     from draftline.stages.check_perplexity import check_perplexity
-    from draftline.stages.gpu import check_network
+    from draftline.stages.gpu import check_network, pool_scales
 
     checkpoint = call.build_directory / "checkpoint"
     config = load_checkpoint_config(checkpoint)
@@ -67,7 +67,9 @@ def run(call: StageCall) -> CheckResult:
     check_heads(where, config)
     limit = check_length(config, call.pipeline.engine.max_seq_len)
     check_tokenizer(where, tokenizer, config.vocab_size)
-    network = check_network(call, checkpoint, count_parameters(config), tokenizer.encode(PLAIN_TEXT + WIDE_TEXT))
+    scales = pool_scales(call, call.advance)
+    token_ids = tokenizer.encode(PLAIN_TEXT + WIDE_TEXT)
+    network = check_network(call, checkpoint, count_parameters(config), token_ids, scales)
     result = CheckResult(
         config.architecture,
         limit,
@@ -75,7 +77,7 @@ def run(call: StageCall) -> CheckResult:
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
         drafts=check_drafts(call.pipeline, checkpoint, config),
-        perplexity=check_perplexity(call, checkpoint, config, tokenizer),
+        perplexity=check_perplexity(call, checkpoint, config, tokenizer, scales),
         network=network,
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from draftline.config import Pipeline
 from draftline.config.rules import GPU_BACKENDS, LEAST_FLOAT8
 from draftline.stages.inputs import package_version
-from draftline.stages.stage import StageCall, setting_of
+from draftline.stages.stage import Advance, StageCall, setting_of
 
 if TYPE_CHECKING:
+    from draftline.sessions.engine_config import PoolDtype, PoolScales
     from draftline.sessions.tensorrt.network_check import NetworkReport
     from draftline.sessions.tensorrt.profiles import StepLimits
     from draftline.sessions.tensorrt.vendor import Vendor
@@ -77,9 +78,11 @@ def step_limits(pipeline: Pipeline) -> StepLimits:
 
 
 def check_network(
-    call: StageCall, checkpoint: Path, num_parameters: int, token_ids: list[int]
+    call: StageCall, checkpoint: Path, num_parameters: int, token_ids: list[int], scales: PoolScales
 ) -> tuple[NetworkReport, ...] | None:
     """Compare the networks of a pipeline on a GPU with ONNX Runtime; None where that is not asked for.
+
+    ``scales``: of a float8 pool.
 
     Raises: what ``vendor_of`` and ``check_networks`` raise.
     """
@@ -103,7 +106,8 @@ def check_network(
             Path(scratch),
             dtype=pipeline.target.dtype,
             weights_dtype=pipeline.engine.weights_dtype,
-            pool_dtype=pipeline.kv_cache.dtype,
+            pool_dtype=_pool_dtype(pipeline),
+            pool_scales=scales,
             limits=step_limits(pipeline),
             token_ids=token_ids,
             drafts=draft_sources(pipeline, call.build_directory),
@@ -117,6 +121,31 @@ def check_network(
             f"TreeAttention; {furthest} differs most from ONNX Runtime, by {report.differences[furthest]:.1e}"
         )
     return reports
+
+
+def _pool_dtype(pipeline: Pipeline) -> PoolDtype:
+    dtype = pipeline.kv_cache.dtype
+    return "float8_e4m3fn" if dtype == "float8" else dtype
+
+
+def pool_scales(call: StageCall, advance: Advance) -> PoolScales:
+    """Measure the scales of a float8 pool on the text that perplexity is measured on; none of another pool."""
+    if call.pipeline.kv_cache.dtype != "float8":
+        return ()
+    from draftline.checkpoints.tokenizer import load_tokenizer
+    from draftline.sessions.pool_scales import measure_pool_scales
+    from draftline.stages.perplexity_text import PASSAGES
+
+    checkpoint = call.build_directory / "checkpoint"
+    tokenizer = load_tokenizer(checkpoint)
+    texts = [tokenizer.encode(passage)[: call.pipeline.engine.max_seq_len] for passage in PASSAGES]
+    with tempfile.TemporaryDirectory(dir=call.destination) as scratch:
+        scales = measure_pool_scales(
+            checkpoint, Path(scratch), texts, num_threads=call.pipeline.engine.num_threads, progress=advance
+        )
+    keys, values = ([f"{scale:g}" for scale in sorted(set(column))] for column in zip(*scales, strict=True))
+    call.say(f"scales of the float8 pool, by layer: keys {' '.join(keys)}; values {' '.join(values)}")
+    return scales
 
 
 def build_plans(call: StageCall) -> None:
@@ -135,7 +164,8 @@ def build_plans(call: StageCall) -> None:
         settings=PlanSettings(
             dtype=pipeline.target.dtype,
             weights_dtype=pipeline.engine.weights_dtype,
-            pool_dtype=pipeline.kv_cache.dtype,
+            pool_dtype=_pool_dtype(pipeline),
+            pool_scales=pool_scales(call, call.advance),
             weights=pipeline.engine.weights,
             architectures=architectures,
             kernel_cache=call.build_directory / KERNEL_CACHE,

@@ -17,33 +17,39 @@ from draftline.graphs.decoder import Pool
 from draftline.graphs.eagle import head_layers
 from draftline.graphs.onnx_graph import TensorLocation
 from draftline.graphs.target import EMBEDDING, LM_HEAD, build_target_graph
-from draftline.graphs.tensorrt_operators import NETWORK_TYPES, NetworkDtype, TensorRtOperators
+from draftline.graphs.tensorrt_operators import NetworkDtype, TensorRtOperators
 from draftline.kernels.shape import KernelShape
 from draftline.sessions.draft_builder import DraftParts, DraftSource, describe_drafts, target_taps
-from draftline.sessions.engine_config import DraftConfig, PoolDtype
+from draftline.sessions.engine_config import DraftConfig, PoolDtype, PoolScales
 from draftline.sessions.engine_weights import (
     CHECKPOINT_FILE,
     WEIGHTS_FILE,
     read_engine_weights,
     rotary_entries,
 )
-from draftline.sessions.gpu_weight_forms import FLOAT8, INT4_SIGNED
+from draftline.sessions.gpu_weight_forms import STORED_AS
 from draftline.sessions.tensorrt.profiles import Profile, StepLimits, draft_profiles, target_profiles
 from draftline.speculation import TreeShape
 
 TARGET = "model"
-STORED_AS = {"int4": INT4_SIGNED, "float8": FLOAT8}  # engine.weights_dtype where it is not that of the network
+POOL_TYPES: dict[PoolDtype, int] = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float8_e4m3fn": TensorProto.INT8,  # the bits of its numbers
+}
 
 
 @dataclass(frozen=True)
 class EmittedGraph:
     """A graph in ``file``, for the kernels of ``kernel_shape`` and within ``profiles``. ``name``: ``model``,
-    ``draft-I``."""
+    ``draft-I``. ``pool_scales``: of a float8 pool, of the keys and of the values of each layer."""
 
     name: str
     file: Path
     kernel_shape: KernelShape
     profiles: dict[str, Profile]
+    pool_scales: PoolScales = ()
 
     @property
     def plan_file(self) -> str:
@@ -66,6 +72,7 @@ def emit_graphs(
     dtype: NetworkDtype,
     pool_dtype: PoolDtype,
     limits: StepLimits,
+    pool_scales: PoolScales = (),
     weights_dtype: str | None = None,
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
@@ -76,6 +83,10 @@ def emit_graphs(
     ``weights_dtype``: one of ``STORED_AS``, or None = ``dtype``; matrices from and to the vocabulary have ``dtype`` in
     either. ``is_widened``: matrices have ``dtype``, float32, and hold what ``weights_dtype`` rounds them to.
 
+    ``pool_scales``: of a float8 pool. Beside ``pool_dtype`` of another type the target's graph rounds rows as a float8
+    pool would, and its pool holds what that one would, widened. Pools of drafters have ``dtype`` where the target's is
+    float8: nothing says how large a drafter's keys are.
+
     Raises: BuildError for a checkpoint of another dtype, and for drafts that do not fit.
     """
     config = load_checkpoint_config(checkpoint)
@@ -83,7 +94,9 @@ def emit_graphs(
     form = STORED_AS.get(weights_dtype or dtype)
     stored, rounded_as = (dtype, form) if is_widened else (form or dtype, None)
     described = describe_drafts(config, drafts, tree, stored, "onnxruntime", limits.max_seq_len, rounded_as)
-    pool, operators = Pool(limits.block_size, NETWORK_TYPES[pool_dtype]), TensorRtOperators(dtype)
+    pool, operators = Pool(limits.block_size, POOL_TYPES[pool_dtype], pool_scales), TensorRtOperators(dtype)
+    draft_pool_dtype: PoolDtype = dtype if pool_scales else pool_dtype
+    draft_pool = Pool(limits.block_size, POOL_TYPES[draft_pool_dtype])
     num_positions = limits.max_seq_len + (0 if tree is None else tree.max_depth)
     target = read_engine_weights(
         checkpoint,
@@ -103,19 +116,25 @@ def emit_graphs(
     heads = [own for draft, own in zip(described, tensors, strict=True) if draft.config.method == "medusa"]
     model = build_target_graph(config, locations | dict(ChainMap(*heads)), pool, target_taps(described), operators)
 
-    def save(name: str, graph: onnx.ModelProto, shape: KernelShape, profiles: dict[str, Profile]) -> EmittedGraph:
+    def save(
+        name: str,
+        graph: onnx.ModelProto,
+        shape: KernelShape,
+        profiles: dict[str, Profile],
+        scales: PoolScales = (),
+    ) -> EmittedGraph:
         file = destination / f"{name}.onnx"
         onnx.save(graph, file)
-        return EmittedGraph(name, file, shape, profiles)
+        return EmittedGraph(name, file, shape, profiles, scales)
 
     shape = kernel_shape(config, limits.block_size, dtype, pool_dtype)
-    graphs = [save(TARGET, model, shape, target_profiles(limits))]
+    graphs = [save(TARGET, model, shape, target_profiles(limits), pool_scales)]
     for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
-        graph = draft.build_graph(own, locations, config, pool, operators)
+        graph = draft.build_graph(own, locations, config, draft_pool, operators)
         if graph is not None:
             layers = _layers_of(draft)
             check_checkpoint_dtype(f"drafts[{index}]", layers.dtype, dtype)
-            shape = kernel_shape(layers, limits.block_size, dtype, pool_dtype)
+            shape = kernel_shape(layers, limits.block_size, dtype, draft_pool_dtype)
             graphs.append(save(f"draft-{index}", graph, shape, draft_profiles(limits)))
     return EmittedGraphs(config, tuple(draft.config for draft in described), tuple(graphs))
 

@@ -19,6 +19,7 @@ from draftline.sessions.engine_config import (
     EngineConfig,
     PlanFacts,
     PoolDtype,
+    PoolScales,
     TensorRtFacts,
     write_engine_config,
 )
@@ -40,7 +41,8 @@ Advance = Callable[[int, int], None]
 class PlanSettings:
     """How plans are built. ``architectures``: the GPUs they are for, by ``choose_architectures``.
 
-    ``kernel_cache``: a folder of compiled kernels. ``timing_cache``: a file of what TensorRT measured.
+    ``kernel_cache``: a folder of compiled kernels. ``timing_cache``: a file of what TensorRT measured. ``pool_scales``:
+    of a float8 pool.
     """
 
     dtype: NetworkDtype
@@ -50,6 +52,7 @@ class PlanSettings:
     architectures: tuple[int, ...]
     kernel_cache: Path
     timing_cache: Path
+    pool_scales: PoolScales = ()
 
 
 def build_tensorrt_engine(
@@ -78,6 +81,7 @@ def build_tensorrt_engine(
         dtype=settings.dtype,
         weights_dtype=settings.weights_dtype,
         pool_dtype=settings.pool_dtype,
+        pool_scales=settings.pool_scales,
         limits=limits,
         drafts=drafts,
         tree=tree,
@@ -91,7 +95,8 @@ def build_tensorrt_engine(
             advance = _part_of(progress, index, len(emitted.graphs))
             plan = build_graph_plan(vendor, graph, kernels, log, advance, settings.timing_cache)
             (destination / graph.plan_file).write_bytes(plan)
-            plans.append(PlanFacts(graph.plan_file, kernels.sha256, graph.profiles))
+            pool = graph.kernel_shape.kv_dtype, graph.pool_scales
+            plans.append(PlanFacts(graph.plan_file, kernels.sha256, graph.profiles, *pool))
             graph.file.unlink()
     if settings.weights == "external":
         (destination / WEIGHTS_LIST).write_text(json.dumps(weights, indent=1) + "\n", encoding="utf-8")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from draftline.checkpoints.dtypes import numpy_dtype
@@ -16,6 +18,7 @@ from draftline.sessions.tensorrt.layer_functions import LAYER_FUNCTIONS
 from draftline.sessions.tensorrt.network import ParsedNetwork, layers_of
 
 Array = NDArray[Any]
+HIDDEN_TYPES = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT8E4M3FN: "float8_e4m3fn"}
 
 
 def evaluate_network(
@@ -23,7 +26,7 @@ def evaluate_network(
 ) -> dict[str, Array]:
     """Evaluate ``network`` for the inputs ``feeds``, by name; returns all outputs by name.
 
-    ``weights``: those of bfloat16, float8 and int4, by name, which the vendor's bindings do not hand out.
+    ``weights``: by ``read_hidden_weights``.
 
     Numerics: every layer computes in float32 from inputs of its dtype and rounds its result to the dtype of its output,
     once; TreeAttention in float64 (``draftline.oracle``). An engine fuses layers, and rounds less often.
@@ -50,6 +53,28 @@ def evaluate_network(
                 if not readers[name]:
                     del values[name]
     return {tensor.name: values[tensor.name] for tensor in outputs}
+
+
+def read_hidden_weights(file: Path) -> dict[str, Array]:
+    """Return the initializers of the graph in ``file`` that the vendor's bindings do not hand out.
+
+    Those of ``HIDDEN_TYPES``, mapped where they lie, and those of int4, a code per byte.
+    """
+    model = onnx.load(file, load_external_data=False)
+    weights: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        path, offset = file.parent / where["location"], int(where["offset"])
+        if tensor.data_type in HIDDEN_TYPES:
+            dtype = numpy_dtype(HIDDEN_TYPES[tensor.data_type])
+            weights[tensor.name] = np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+        elif tensor.data_type == onnx.TensorProto.INT4:
+            packed = np.memmap(path, np.int8, "r", offset, (tensor.dims[0], tensor.dims[1] // 2))
+            codes = np.stack([np.left_shift(packed, 4) >> 4, packed >> 4], axis=-1)
+            weights[tensor.name] = codes.reshape(tuple(tensor.dims))
+    return weights
 
 
 def _in_order(layers: Sequence[tuple[str, Any]], known: set[str]) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.errors import BuildError
 from draftline.oracle import tree_attention
 from draftline.sessions.tensorrt.plugin import TreeAttentionPlugin
@@ -155,15 +156,20 @@ def _plugin(layer: Any, inputs: Inputs) -> Array:
         rule = "the network check knows the plugin TreeAttention"
         raise BuildError(layer.name, rule, type(plugin).__name__, "set check.network to never")
     q, k_new, v_new, pool, *tables = inputs
-    # A row is rounded as the pool would round it; the oracle does so for float16 alone.
-    kv_dtype = plugin.kernels.shape.kv_dtype
-    if kv_dtype == "bfloat16":
-        from draftline.checkpoints.dtypes import numpy_dtype
-
-        k_new, v_new = (rows.astype(numpy_dtype(kv_dtype)).astype(np.float32) for rows in (k_new, v_new))
-    stored = pool.astype(np.float16) if kv_dtype == "float16" else pool
-    window = plugin.attributes["window"]
-    return tree_attention(q, k_new, v_new, stored, *tables, scale=plugin.scale, window=window)
+    # A row is rounded as the pool would round it; the oracle does so by the pool's dtype.
+    stored = pool.view if pool.dtype == np.int8 else pool.astype
+    pool = stored(numpy_dtype(plugin.kernels.shape.kv_dtype))
+    return tree_attention(
+        q,
+        k_new,
+        v_new,
+        pool,
+        *tables,
+        scale=plugin.scales["scale"],
+        window=plugin.attributes["window"],
+        key_scale=plugin.scales["key_scale"],
+        value_scale=plugin.scales["value_scale"],
+    )
 
 
 def _reduce(layer: Any, inputs: Inputs) -> Array:

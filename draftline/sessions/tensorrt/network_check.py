@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.errors import BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
+from draftline.oracle import FLOAT8_MAX
 from draftline.sessions.available_cores import choose_num_threads
 from draftline.sessions.draft_builder import DraftSource
-from draftline.sessions.engine_config import DraftConfig, PoolDtype
+from draftline.sessions.engine_config import DraftConfig, PoolDtype, PoolScales
 from draftline.sessions.tensorrt.check_steps import (
     Sequences,
     commit,
@@ -26,7 +26,7 @@ from draftline.sessions.tensorrt.check_steps import (
     tree_sequences,
 )
 from draftline.sessions.tensorrt.emission import EmittedGraph, EmittedGraphs, emit_graphs
-from draftline.sessions.tensorrt.evaluation import evaluate_network
+from draftline.sessions.tensorrt.evaluation import evaluate_network, read_hidden_weights
 from draftline.sessions.tensorrt.network import ParsedNetwork, layers_of, parse_network
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels
 from draftline.sessions.tensorrt.profiles import StepLimits
@@ -36,8 +36,10 @@ from draftline.speculation import TreeShape
 Array = NDArray[Any]
 # Of the largest magnitude in an output. float16 and bfloat16 round after every layer, 11 and 8 bits of a number.
 TOLERANCES: dict[NetworkDtype, float] = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
+# Beside a float8 pool: what lies in the middle of two numbers is rounded to either, a sixteenth away.
+FLOAT8_POOL_TOLERANCES: dict[NetworkDtype, float] = {"float32": 1e-2, "float16": 1e-1, "bfloat16": 2e-1}
 ID_OUTPUTS = {"greedy_ids": "logits", "candidate_ids": "candidate_log_probs", "head_ids": "head_log_probs"}
-HIDDEN_TYPES = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT8E4M3FN: "float8_e4m3fn"}
+FEATURE_INPUTS = ("target_features", "own_features")
 SEED = 6
 
 
@@ -65,7 +67,6 @@ class _Checked(NamedTuple):
     network: ParsedNetwork
     weights: Mapping[str, Array]
     reference: Any
-    reference_dtype: NetworkDtype
 
 
 def check_networks(
@@ -75,6 +76,7 @@ def check_networks(
     *,
     dtype: NetworkDtype,
     pool_dtype: PoolDtype,
+    pool_scales: PoolScales = (),
     limits: StepLimits,
     token_ids: Sequence[int],
     weights_dtype: str | None = None,
@@ -86,8 +88,9 @@ def check_networks(
     """Parse the graphs of a converted checkpoint, evaluate the networks, and compare with ONNX Runtime.
 
     The graphs stand in the empty folder ``scratch`` for as long as that takes. ``token_ids``: a text of the model's.
-    ONNX Runtime runs the same file; of bfloat16, for which it has no operators, the graph in float32, whose weights are
-    those that ``weights_dtype`` rounds to.
+    ONNX Runtime runs the same file. It has no operators of bfloat16: there the reference is the graph in float32, whose
+    weights are those that ``weights_dtype`` rounds to. Nor does it gather float8: there it is a graph with a pool of
+    its own dtype, which rounds rows as the float8 pool does.
 
     Raises: BuildError where an output differs by more than the tolerance, and what parsing raises.
     """
@@ -97,21 +100,23 @@ def check_networks(
         dtype=dtype,
         weights_dtype=weights_dtype,
         pool_dtype=pool_dtype,
+        pool_scales=pool_scales,
         limits=limits,
         drafts=drafts,
         tree=tree,
     )
-    references, reference_dtype = emitted, dtype
-    if dtype == "bfloat16":
-        reference_dtype = "float32"
-        (scratch / "float32").mkdir()
+    references = emitted
+    if dtype == "bfloat16" or pool_scales:
+        reference_dtype: NetworkDtype = "float32" if dtype == "bfloat16" else dtype
+        (scratch / "reference").mkdir()
         references = emit_graphs(
             checkpoint,
-            scratch / "float32",
-            dtype="float32",
+            scratch / "reference",
+            dtype=reference_dtype,
             weights_dtype=weights_dtype,
-            is_widened=True,
-            pool_dtype="float32",
+            is_widened=reference_dtype != dtype,
+            pool_dtype=reference_dtype,
+            pool_scales=pool_scales,
             limits=limits,
             drafts=drafts,
             tree=tree,
@@ -121,8 +126,8 @@ def check_networks(
         with ExitStack() as opened:
             network = parse_network(vendor, graph.file, PluginKernels(graph.kernel_shape, ()), log, opened)
             session = _open_reference(reference.file, num_threads)
-            checked = _Checked(graph, network, _hidden_weights(graph.file), session, reference_dtype)
-            steps = _Steps(checked, limits, pool_dtype, token_ids)
+            checked = _Checked(graph, network, read_hidden_weights(graph.file), session)
+            steps = _Steps(checked, limits, token_ids)
             if index == 0:
                 features = steps.run_target()
             else:
@@ -135,7 +140,7 @@ def check_networks(
 class _Steps:
     """Runs the two steps of a graph both ways. Pools and features are the reference's, for both."""
 
-    def __init__(self, checked: _Checked, limits: StepLimits, pool_dtype: PoolDtype, token_ids: Sequence[int]) -> None:
+    def __init__(self, checked: _Checked, limits: StepLimits, token_ids: Sequence[int]) -> None:
         self._checked, self._block_size = checked, limits.block_size
         self._ids = np.array(token_ids, np.int32)
         random = np.random.default_rng(SEED)
@@ -144,8 +149,9 @@ class _Steps:
         names = [value.name for value in checked.reference.get_inputs()]
         num_layers = sum(name.startswith("kv_pool.") for name in names)
         pool_shape = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_size)
-        self._pools = empty_pools(num_layers, pool_shape, numpy_dtype(pool_dtype))
-        self._differences: dict[str, float] = {}
+        self._pools = empty_pools(num_layers, pool_shape, numpy_dtype(shape.kv_dtype))
+        tolerances = FLOAT8_POOL_TOLERANCES if shape.kv_dtype == "float8_e4m3fn" else TOLERANCES
+        self._tolerance, self._differences = tolerances[shape.dtype], dict[str, float]()
 
     def run_target(self) -> Array | None:
         """Run the target's graph; returns the features of the prefill, None without."""
@@ -180,7 +186,7 @@ class _Steps:
     def report(self, dtype: NetworkDtype) -> NetworkReport:
         """Return the report. Raises: BuildError where an output is too far off."""
         kinds = [kind for kind, _ in layers_of(self._checked.network)]
-        name, tolerance = self._checked.graph.name, TOLERANCES[dtype]
+        name, tolerance = self._checked.graph.name, self._tolerance
         for output, difference in self._differences.items():
             if not difference <= tolerance:
                 rule = f"the parsed network differs from ONNX Runtime by at most {tolerance:g}"
@@ -221,32 +227,43 @@ class _Steps:
         return np.take(self._ids, np.arange(first, first + count), mode="wrap")
 
     def _stored(self, kv_rows: Array) -> Array:
-        """Round rows of the reference as the pool does."""
-        return kv_rows.astype(self._pools["kv_pool.0"].dtype)
+        """Round rows of the reference to the numbers that the pool holds."""
+        dtype = self._pools["kv_pool.0"].dtype
+        if not self._checked.graph.pool_scales:
+            return kv_rows.astype(dtype)
+        scales = np.array(self._checked.graph.pool_scales, np.float32).reshape(1, -1, 1, 1)
+        planes = kv_rows.reshape(len(kv_rows), scales.size, -1, kv_rows.shape[-1]).astype(np.float32)
+        return np.clip(planes / scales, -FLOAT8_MAX, FLOAT8_MAX).astype(dtype).reshape(kv_rows.shape)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
         """Run both ways and compare; returns the reference's outputs."""
-        dtype = numpy_dtype(self._checked.graph.kernel_shape.dtype)
-        floats = ("target_features", "own_features")
-        own_feeds = {name: value.astype(dtype) if name in floats else value for name, value in feeds.items()}
-        found = evaluate_network(self._checked.network, own_feeds, self._checked.weights)
+        found = evaluate_network(self._checked.network, self._own_feeds(feeds), self._checked.weights)
         session = self._checked.reference
         names = [output.name for output in session.get_outputs()]
         expected: dict[str, Array] = dict(zip(names, session.run(None, self._reference_feeds(feeds)), strict=True))
-        tolerance = TOLERANCES[self._checked.graph.kernel_shape.dtype]
         for name, value in expected.items():
             if name in ID_OUTPUTS:
-                difference = 1.0 if ids_differ(found[name], value, expected[ID_OUTPUTS[name]], tolerance) else 0.0
+                difference = 1.0 if ids_differ(found[name], value, expected[ID_OUTPUTS[name]], self._tolerance) else 0.0
             else:
                 difference = relative_difference(found[name], value)
             self._differences[name] = max(self._differences.get(name, 0.0), difference)
         return expected
 
+    def _own_feeds(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        """Give features the network's dtype, and the pool of float8 numbers as their bits."""
+        dtype = numpy_dtype(self._checked.graph.kernel_shape.dtype)
+        features = {name: feeds[name].astype(dtype) for name in FEATURE_INPUTS if name in feeds}
+        bits = {name: value.view(np.int8) for name, value in feeds.items() if value.dtype.name == "float8_e4m3fn"}
+        return feeds | features | bits
+
     def _reference_feeds(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        """Widen what is bfloat16, where the reference is the graph in float32."""
-        return {
-            name: value.astype(np.float32) if value.dtype.name == "bfloat16" else value for name, value in feeds.items()
-        }
+        """Widen what is bfloat16, where the reference is in float32, and the numbers of a float8 pool to its rows."""
+        dtype = np.float16 if self._checked.graph.kernel_shape.dtype == "float16" else np.float32
+        widened = {name: value.astype(dtype) for name, value in feeds.items() if value.dtype.name == "bfloat16"}
+        for layer, scales in enumerate(self._checked.graph.pool_scales):
+            numbers = feeds[f"kv_pool.{layer}"].astype(np.float32)
+            widened[f"kv_pool.{layer}"] = (numbers * np.array(scales, np.float32).reshape(2, 1, 1, 1)).astype(dtype)
+        return feeds | widened
 
 
 def relative_difference(found: Array, expected: Array) -> float:
@@ -288,23 +305,3 @@ def _open_reference(file: Path, num_threads: int) -> Any:
     options.intra_op_num_threads = choose_num_threads(num_threads)
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-
-
-def _hidden_weights(file: Path) -> dict[str, Array]:
-    """Return the initializers that bindings do not hand out: of ``HIDDEN_TYPES``, mapped where they lie, and of int4, a
-    code per byte."""
-    model = onnx.load(file, load_external_data=False)
-    weights: dict[str, Array] = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        path, offset = file.parent / where["location"], int(where["offset"])
-        if tensor.data_type in HIDDEN_TYPES:
-            dtype = numpy_dtype(HIDDEN_TYPES[tensor.data_type])
-            weights[tensor.name] = np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
-        elif tensor.data_type == onnx.TensorProto.INT4:
-            packed = np.memmap(path, np.int8, "r", offset, (tensor.dims[0], tensor.dims[1] // 2))
-            codes = np.stack([np.left_shift(packed, 4) >> 4, packed >> 4], axis=-1)
-            weights[tensor.name] = codes.reshape(tuple(tensor.dims))
-    return weights

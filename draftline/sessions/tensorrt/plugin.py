@@ -26,8 +26,10 @@ from draftline.share import share_path
 
 NAME, VERSION, NAMESPACE = "TreeAttention", "1", ""
 INTEGERS = ("num_heads", "num_kv_heads", "head_size", "block_size", "window")
+FLOATS = ("scale", "key_scale", "value_scale")
 POOL, TABLE, MASK = INPUTS.index("kv_pool"), INPUTS.index("block_table"), INPUTS.index("packed_mask")
 ROW_TYPES = ("float32", "float16", "bfloat16")
+POOL_TYPES = {name: name for name in ROW_TYPES} | {"int8": "float8_e4m3fn"}  # the bits of its numbers
 KERNELS_FIELD, HASH_FIELD = "kernels", "kernels_sha256"
 INTERFACES = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime")
 
@@ -38,12 +40,14 @@ class TreeAttentionPlugin:
     vendor: Vendor
     shelf: KernelShelf
 
-    def __init__(self, layer: str, attributes: dict[str, int], scale: float, kernels_sha256: str) -> None:
+    def __init__(
+        self, layer: str, attributes: dict[str, int], scales: Mapping[str, float], kernels_sha256: str
+    ) -> None:
         for interface in INTERFACES:
             getattr(self.vendor.module, interface).__init__(self)
         self.plugin_name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
         self.num_outputs = 1
-        self.layer, self.attributes, self.scale, self.kernels_sha256 = layer, attributes, scale, kernels_sha256
+        self.layer, self.attributes, self.scales, self.kernels_sha256 = layer, attributes, scales, kernels_sha256
 
     @property
     def kernels(self) -> PluginKernels:
@@ -53,7 +57,7 @@ class TreeAttentionPlugin:
         return self
 
     def clone(self) -> object:
-        return type(self)(self.layer, self.attributes, self.scale, self.kernels_sha256)
+        return type(self)(self.layer, self.attributes, self.scales, self.kernels_sha256)
 
     # While a network is built
 
@@ -71,7 +75,7 @@ class TreeAttentionPlugin:
         if position < POOL or position == num_inputs:
             return tensor.type == tensors[0].desc.type and self._name(tensor.type) in ROW_TYPES
         if position == POOL:
-            return self._name(tensor.type) is not None
+            return self._name(tensor.type) in POOL_TYPES
         return bool(tensor.type == self.vendor.module.DataType.INT32)
 
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -113,15 +117,15 @@ class TreeAttentionPlugin:
                 num_sequences=num_sequences,
                 max_blocks=max_blocks,
                 mask_words=input_desc[MASK].dims[1],
-                scale=self.scale,
                 stream=stream,
+                **self.scales,
             )
         )
         return 0
 
     def get_fields_to_serialize(self) -> object:
         values: dict[str, NDArray[Any]] = {name: np.array([self.attributes[name]], np.int32) for name in INTEGERS}
-        values["scale"] = np.array([self.scale], np.float32)
+        values |= {name: np.array([self.scales[name]], np.float32) for name in FLOATS}
         values[HASH_FIELD] = np.frombuffer(bytes.fromhex(self.kernels_sha256), np.int8)
         if self.shelf.is_carrier(self.layer):
             values[KERNELS_FIELD] = np.frombuffer(self.kernels.archive, np.int8)
@@ -132,7 +136,7 @@ class TreeAttentionPlugin:
         return self.vendor.dtype_names.get(data_type)
 
     def _check_types(self, types: Sequence[object]) -> None:
-        names = self._name(types[0]), self._name(types[POOL])
+        names = self._name(types[0]), POOL_TYPES.get(self._name(types[POOL]) or "")
         shape = KernelShape(**self.attributes, dtype=cast(Dtype, names[0]), kv_dtype=cast(KvDtype, names[1]))
         self.kernels.check_shape(shape, self.layer)
 
@@ -147,8 +151,8 @@ class TreeAttentionCreator:
     def __init__(self) -> None:
         self.vendor.module.IPluginCreatorV3One.__init__(self)
         self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
-        names = {name: np.zeros(0, np.int32) for name in INTEGERS} | {"scale": np.zeros(0, np.float32)}
-        self._attributes = _Fields(self.vendor, names)
+        integers = {name: np.zeros(0, np.int32) for name in INTEGERS}
+        self._attributes = _Fields(self.vendor, integers | {name: np.zeros(0, np.float32) for name in FLOATS})
         self.field_names = self._attributes.collection
         self._kernels: PluginKernels | None = None
 
@@ -166,6 +170,7 @@ class TreeAttentionCreator:
     def create_plugin(self, name: str, fields: Sequence[Any], phase: object) -> object:
         values = {field.name: np.array(field.data) for field in fields}
         attributes = {key: int(values[key].item()) for key in INTEGERS}
+        scales = {key: float(values[key].item()) for key in FLOATS}
         if KERNELS_FIELD in values:
             self.shelf.put(read_archive(values[KERNELS_FIELD].tobytes()))
         if HASH_FIELD in values:
@@ -175,7 +180,7 @@ class TreeAttentionCreator:
         else:
             rule = "a network with TreeAttention is parsed for kernels"
             raise BuildError(name, rule, "none", "build it through draftline.sessions.tensorrt")
-        return self.plugin(name, attributes, float(values["scale"].item()), sha256)
+        return self.plugin(name, attributes, scales, sha256)
 
 
 @functools.cache

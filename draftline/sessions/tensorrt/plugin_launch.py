@@ -16,7 +16,10 @@ from draftline.sessions.tensorrt.plugin_kernels import SCRATCH, PluginKernels
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """``pointers``: device addresses by name, those of ``POINTERS``. ``stream``: handle of a CUDA stream."""
+    """``pointers``: device addresses by name, those of ``POINTERS``. ``stream``: handle of a CUDA stream.
+
+    ``key_scale``, ``value_scale``: of a float8 pool.
+    """
 
     kernels: PluginKernels
     pointers: Mapping[str, int]
@@ -26,6 +29,8 @@ class AttentionCall:
     mask_words: int
     scale: float
     stream: int
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def arguments(self, configuration: KernelConfiguration) -> dict[str, int | float]:
         """Return everything that kernels of ``configuration`` may ask for, by name."""
@@ -37,8 +42,8 @@ class AttentionCall:
             "max_blocks": self.max_blocks,
             "mask_words": self.mask_words,
             "scale": self.scale,
-            "key_scale": 1.0,  # of a float8 pool
-            "value_scale": 1.0,
+            "key_scale": self.key_scale,
+            "value_scale": self.value_scale,
             "num_sections": num_sections(self.kernels.shape, configuration, self.max_blocks),
         }
 

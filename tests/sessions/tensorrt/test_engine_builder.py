@@ -13,7 +13,7 @@ from onnx import TensorProto
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.errors import ArtifactError, BuildError
 from draftline.gpu_quantization import quantize_float8
-from draftline.sessions.engine_config import DraftMethod, EngineConfig, load_engine_config
+from draftline.sessions.engine_config import DraftMethod, EngineConfig, PoolScales, load_engine_config
 from draftline.sessions.opening import open_session
 from draftline.sessions.tensorrt import engine_builder
 from draftline.sessions.tensorrt.cuda_driver import load_driver
@@ -31,6 +31,7 @@ def build(
     methods: tuple[DraftMethod, ...] = (),
     weights_dtype: str = "float16",
     architectures: tuple[int, ...] = (80,),
+    pool_scales: PoolScales = (),
 ) -> Path:
     converted, drafts = convert_tiny(directory, "llama", "float16", methods)
     engine = directory / "engine"
@@ -42,7 +43,8 @@ def build(
         settings=PlanSettings(
             dtype="float16",
             weights_dtype=weights_dtype,
-            pool_dtype="float16",
+            pool_dtype="float8_e4m3fn" if pool_scales else "float16",
+            pool_scales=pool_scales,
             weights=weights,  # type: ignore[arg-type]
             architectures=architectures,
             kernel_cache=directory / "kernels",
@@ -160,6 +162,20 @@ def test_float8_weights_are_not_built_for_80(tmp_path: Path) -> None:
     """The rule of engine.compute_capabilities refuses it before; this is why."""
     with pytest.raises(BuildError, match=r"builds the network; got .*target\(s\) sm80, .*fp8_e4m3.*; see build.log"):
         build(tmp_path, weights_dtype="float8")
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+def test_a_float8_pool_is_built_for_every_gpu(tmp_path: Path) -> None:
+    """Its tensor is int8 to the vendor; pools of drafters keep the network's dtype."""
+    scales = ((0.25, 0.5), (2.0, 0.125))
+    engine = build(tmp_path, methods=("eagle3",), architectures=(80, 120), pool_scales=scales)
+    config = load_engine_config(engine)
+    assert config.tensorrt is not None
+    assert config.pool_dtype == "float8_e4m3fn"
+    assert [(plan.pool_dtype, plan.pool_scales) for plan in config.tensorrt.plans] == [
+        ("float8_e4m3fn", scales),
+        ("float16", ()),
+    ]
 
 
 @pytest.mark.usefixtures("_fast_kernels")

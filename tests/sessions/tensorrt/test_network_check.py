@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from draftline.errors import BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
-from draftline.sessions.engine_config import DraftMethod
+from draftline.sessions.engine_config import DraftMethod, PoolScales
 from draftline.sessions.tensorrt import layer_functions, network_check
 from draftline.sessions.tensorrt.evaluation import evaluate_network
 from draftline.sessions.tensorrt.network import layers_of
-from draftline.sessions.tensorrt.network_check import NetworkReport, check_networks, ids_differ, relative_difference
+from draftline.sessions.tensorrt.network_check import (
+    FLOAT8_POOL_TOLERANCES,
+    NetworkReport,
+    check_networks,
+    ids_differ,
+    relative_difference,
+)
 from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tiny, emit_tiny, parse_tiny, rtx
 from tests.tiny_checkpoints import Architecture
 
@@ -30,6 +37,7 @@ def run_check(
     dtype: NetworkDtype,
     methods: tuple[DraftMethod, ...] = (),
     weights_dtype: str | None = None,
+    pool_scales: PoolScales = (),
 ) -> tuple[NetworkReport, ...]:
     converted, drafts = convert_tiny(directory, architecture, dtype, methods)
     (directory / "scratch").mkdir()
@@ -38,7 +46,8 @@ def run_check(
         converted,
         directory / "scratch",
         dtype=dtype,
-        pool_dtype=dtype,
+        pool_dtype="float8_e4m3fn" if pool_scales else dtype,
+        pool_scales=pool_scales,
         limits=TREE_LIMITS if drafts else LIMITS,
         token_ids=IDS,
         weights_dtype=weights_dtype,
@@ -79,6 +88,29 @@ def test_int4_weights_agree(tmp_path: Path) -> None:
     target, *drafters = run_check(tmp_path, "qwen2", "float16", ("eagle3", "draft_model"), "int4")
     for report in (target, *drafters):
         assert max(report.differences.values()) < TIGHT["float16"], report.differences
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_float8_pool_agrees(tmp_path: Path, dtype: NetworkDtype) -> None:
+    """Pools of drafters keep the network's dtype."""
+    scales = ((2.0**-6, 2.0**-9), (2.0**-8, 2.0**-7))
+    target, *drafters = run_check(tmp_path, "qwen2", dtype, ("eagle3", "draft_model"), pool_scales=scales)
+    assert target.tolerance == FLOAT8_POOL_TOLERANCES[dtype]
+    for report in drafters:
+        assert max(report.differences.values()) < TIGHT[dtype], report.differences
+    if dtype == "float32":  # in 16 bits a number in the middle of two is rounded to either, a sixteenth away
+        assert max(target.differences.values()) < TIGHT[dtype], target.differences
+
+
+def test_scales_that_the_plugin_does_not_take_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(layer_functions, "tree_attention")  # noqa: B009
+
+    def swapped(*inputs: Any, key_scale: float, value_scale: float, **others: Any) -> Any:
+        return right(*inputs, key_scale=value_scale, value_scale=key_scale, **others)
+
+    monkeypatch.setattr(layer_functions, "tree_attention", swapped)
+    with pytest.raises(BuildError, match=r"network check: model: \w+: .* at most"):
+        run_check(tmp_path, "llama", "float32", pool_scales=((2.0**-6, 2.0**-12), (2.0**-6, 2.0**-12)))
 
 
 @pytest.mark.parametrize(("kind", "operation"), [("UNARY", "SQRT"), ("ELEMENTWISE", "SUB"), ("ACTIVATION", "SIGMOID")])

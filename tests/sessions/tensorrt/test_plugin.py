@@ -15,11 +15,19 @@ import pytest
 from draftline.errors import ArtifactError, BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
 from draftline.sessions.tensorrt import plugin as plugin_module
+from draftline.sessions.tensorrt.emission import emit_graphs
 from draftline.sessions.tensorrt.network import layers_of, parse_network
 from draftline.sessions.tensorrt.plan_builder import build_plan
-from draftline.sessions.tensorrt.plugin import HASH_FIELD, INTEGERS, KERNELS_FIELD, TreeAttentionPlugin, register_plugin
+from draftline.sessions.tensorrt.plugin import (
+    FLOATS,
+    HASH_FIELD,
+    INTEGERS,
+    KERNELS_FIELD,
+    TreeAttentionPlugin,
+    register_plugin,
+)
 from draftline.sessions.tensorrt.plugin_launch import AttentionCall
-from tests.sessions.tensorrt.plans import emit_tiny, fake_kernels, parse_tiny, rtx
+from tests.sessions.tensorrt.plans import LIMITS, convert_tiny, emit_tiny, fake_kernels, parse_tiny, rtx
 
 
 def plugins_of(tmp_path: Path, opened: ExitStack, dtype: NetworkDtype = "float16") -> list[TreeAttentionPlugin]:
@@ -31,9 +39,36 @@ def test_every_layer_attends_through_the_plugin(tmp_path: Path) -> None:
     with ExitStack() as opened:
         first, second = plugins_of(tmp_path, opened)
         assert first.attributes == {"num_heads": 4, "num_kv_heads": 2, "head_size": 128, "block_size": 16, "window": 0}
-        assert first.scale == pytest.approx(128**-0.5)
+        assert first.scales == {"scale": pytest.approx(128**-0.5), "key_scale": 1, "value_scale": 1}
         assert first.layer != second.layer
         assert first.kernels is second.kernels
+
+
+def test_scales_of_a_float8_pool_are_those_of_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the graph into the fields of a plan, and into the call."""
+    converted, _ = convert_tiny(tmp_path, "llama", "float16")
+    (tmp_path / "graphs").mkdir()
+    scales = ((0.25, 0.5), (2.0, 0.125))
+    graphs = emit_graphs(
+        converted,
+        tmp_path / "graphs",
+        dtype="float16",
+        pool_dtype="float8_e4m3fn",
+        pool_scales=scales,
+        limits=LIMITS,
+    )
+    calls: list[AttentionCall] = []
+    monkeypatch.setattr(plugin_module, "run_attention", calls.append)
+    creator = register_plugin(rtx())
+    shapes = [(7, 4, 16), (7, 2, 16), (7, 2, 16), (24, 2, 2, 16, 16), (3, 5), (3,), (4,), (7, 2)]
+    with ExitStack() as opened:
+        network = parse_tiny(graphs, opened)
+        for kind, layer in layers_of(network):
+            if kind == "PLUGIN_V3":
+                fields: Any = layer.plugin.get_fields_to_serialize()
+                copy: Any = creator.create_plugin("copy", list(fields), rtx().module.TensorRTPhase.RUNTIME)
+                copy.enqueue([SimpleNamespace(dims=shape) for shape in shapes], [], list(range(8)), [8], 9, 10)
+    assert [(call.key_scale, call.value_scale) for call in calls] == list(scales)
 
 
 def test_one_layer_carries_the_kernels_and_all_can_be_made_again(tmp_path: Path) -> None:
@@ -51,9 +86,9 @@ def test_one_layer_carries_the_kernels_and_all_can_be_made_again(tmp_path: Path)
         made = [creator.create_plugin(str(index), list(own.values()), runtime) for index, own in enumerate(fields)]
     for plugin, copy in zip(plugins, made, strict=True):
         assert isinstance(copy, TreeAttentionPlugin)
-        assert (copy.attributes, copy.scale) == (plugin.attributes, pytest.approx(plugin.scale))
+        assert (copy.attributes, copy.scales) == (plugin.attributes, plugin.scales)
         assert copy.kernels.compiled == fake_kernels(copy.kernels.shape).compiled
-    assert set(fields[1]) == {*INTEGERS, "scale", HASH_FIELD}
+    assert set(fields[1]) == {*INTEGERS, *FLOATS, HASH_FIELD}
 
 
 def test_a_plugin_without_its_kernels_says_so(tmp_path: Path) -> None:
@@ -115,18 +150,19 @@ def test_kernels_are_those_of_the_layers(tmp_path: Path) -> None:
 def test_formats_are_linear_and_of_fitting_types(tmp_path: Path) -> None:
     module = rtx().module
     types, linear = module.DataType, module.TensorFormat.LINEAR
-    right = [*[types.HALF] * 3, types.FP8, *[types.INT32] * 4, types.HALF]
+    right = [*[types.HALF] * 3, types.INT8, *[types.INT32] * 4, types.HALF]
 
     def tensors(changed: int, data_type: Any, tensor_format: Any = linear) -> list[Any]:
         kinds = [data_type if index == changed else kind for index, kind in enumerate(right)]
         return [SimpleNamespace(desc=SimpleNamespace(type=kind, format=tensor_format)) for kind in kinds]
 
+    wrong_types = {1: types.FLOAT, 2: types.INT8, 3: types.FP8, 4: types.INT64, 7: types.HALF, 8: types.FLOAT}
     with ExitStack() as opened:
         plugin = plugins_of(tmp_path, opened)[0]
         for position in range(9):
             assert plugin.supports_format_combination(position, tensors(-1, None), 8)
             assert not plugin.supports_format_combination(position, tensors(-1, None, module.TensorFormat.CHW4), 8)
-        for position, wrong in ((1, types.FLOAT), (2, types.INT8), (4, types.INT64), (7, types.HALF), (8, types.FLOAT)):
+        for position, wrong in wrong_types.items():
             assert not plugin.supports_format_combination(position, tensors(position, wrong), 8)
 
 
@@ -140,7 +176,7 @@ def test_a_call_goes_to_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (call,) = calls
         assert (call.num_tokens, call.num_sequences, call.max_blocks, call.mask_words) == (7, 3, 5, 2)
         assert (call.pointers["q"], call.pointers["packed_mask"], call.pointers["out"]) == (1, 8, 9)
-        assert (call.pointers["workspace"], call.stream, call.scale) == (10, 11, plugin.scale)
+        assert (call.pointers["workspace"], call.stream, call.scale) == (10, 11, plugin.scales["scale"])
         assert call.kernels is plugin.kernels
 
 
@@ -152,4 +188,4 @@ def test_one_network_is_parsed_for_kernels_at_a_time(tmp_path: Path) -> None:
 
 def _fields() -> list[Any]:
     integers = [SimpleNamespace(name=name, data=np.array([4])) for name in INTEGERS]
-    return [*integers, SimpleNamespace(name="scale", data=np.array([1.0]))]
+    return [*integers, *(SimpleNamespace(name=name, data=np.array([1.0])) for name in FLOATS)]

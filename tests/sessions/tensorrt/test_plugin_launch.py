@@ -84,6 +84,12 @@ def make_call(kernels: PluginKernels, max_blocks: int) -> AttentionCall:
     return AttentionCall(kernels, pointers, 33, 3, max_blocks, 2, 0.125, stream=77)
 
 
+def test_scales_of_a_float8_pool_reach_the_kernels() -> None:
+    call = replace(make_call(fake_kernels(SHAPE), 4), key_scale=0.25, value_scale=8.0)
+    arguments = call.arguments(CONFIGURATION)
+    assert (arguments["scale"], arguments["key_scale"], arguments["value_scale"]) == (0.125, 0.25, 8.0)
+
+
 def read(address: int, kind: Any) -> Any:
     return kind.from_address(address).value
 
