@@ -54,9 +54,14 @@ def test_float8_is_the_nearest_number_times_the_scale(
     np.testing.assert_allclose(np.abs(found - scaled), distance, rtol=1e-5, atol=1e-4)  # of 448
     assert not codes[0].any()
     assert scales[0] == 1
+    mantissas, _ = np.frexp(scales.astype(np.float64))
+    assert (mantissas == 0.5).all()
+    exact = dequantize_float8(codes, scales)
+    if np.abs(exact[exact != 0]).min(initial=1) >= 2.0**-20:  # below, float16 has fewer bits than float8
+        np.testing.assert_array_equal(exact.astype(weight.dtype).astype(np.float32), exact)
 
 
-def test_weights_that_a_scale_cannot_hold_are_zeros() -> None:
-    """The scale of 2e-8 would be 0 in float16, and a code over it no number."""
-    codes, scales = quantize_float8(np.array([[1e-7, 0.0]], np.float16))
-    assert (codes.tolist(), scales.tolist()) == ([[0, 0]], [1.0])
+def test_least_weights_of_float16_have_the_least_scale() -> None:
+    codes, scales = quantize_float8(np.array([[6e-8, 0.0], [2.6e-5, -2.6e-5]], np.float16))
+    assert scales.tolist() == [2.0**-24, 2.0**-24]
+    np.testing.assert_array_equal(dequantize_float8(codes, scales), [[2.0**-24, 0], [448 * 2.0**-24, -448 * 2.0**-24]])
