@@ -195,6 +195,12 @@ RULES = (
         "remove it: the weights of {1} always lie beside the graph",
     ),
     Rule(
+        ("engine.plugin", "engine.backend"),
+        lambda plugin, backend: plugin == "runtime" or backend == "tensorrt",
+        "quick stands beside engine.backend tensorrt",
+        "set it to runtime",
+    ),
+    Rule(
         ("engine.compute_capabilities", "engine.backend"),
         lambda capabilities, backend: not capabilities or backend == "tensorrt_rtx",
         "stands beside engine.backend tensorrt_rtx",

@@ -152,6 +152,12 @@ class Engine(Block):
         "converted checkpoint's files, which are read at start. `external` builds models of any size in seconds and in "
         "little memory; the builder then cannot prepare the weights for the kernels that it chooses.",
     )
+    plugin: Literal["runtime", "quick"] = Field(
+        "runtime",
+        description="The form of TreeAttention in the engine. `runtime`: Python launches kernels that the plan "
+        "carries. `quick`, of `tensorrt`: its quick plugin, compiled ahead of time; one kernel is inside the plan and "
+        "runs without Python, slower over long contexts, which it does not cut into sections.",
+    )
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], BeforeValidator(_as_tuples)] = Field(
         (),
         description="The GPUs that `tensorrt_rtx` builds for, 89 = compute capability 8.9; unless given 80, 86, 89 and "

@@ -47,6 +47,18 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "layer_stride": "i64",
     },
 }
+QUICK = "tree_attention_quick"
+SIGNATURES[QUICK] = {  # inputs, integers, outputs: the order of a quick plugin's launch
+    **{name: SIGNATURES["tree_attention"][name] for name in list(SIGNATURES["tree_attention"])[:8]},
+    "scale_bits": "i32",
+    "key_scale_bits": "i32",
+    "value_scale_bits": "i32",
+    "num_tokens": "i32",
+    "num_sequences": "i32",
+    "max_blocks": "i32",
+    "mask_words": "i32",
+    "out": "*T",
+}
 # Columns of a head that the kernel holds in one tensor: with as many columns as rows or fewer, Triton gives each warp
 # rows of its own, and no two of them meet in a maximum or a sum.
 COLUMN_PART = 64
@@ -66,7 +78,7 @@ def signature(name: str, shape: KernelShape) -> dict[str, str]:
 
 def compiler_options(name: str, configuration: KernelConfiguration) -> dict[str, int]:
     """Return warps of a program and stages of its loops; what only moves rows takes little of either."""
-    if name == "tree_attention":
+    if name in ("tree_attention", QUICK):
         return {"num_warps": configuration.num_warps, "num_stages": configuration.num_stages}
     return {"num_warps": 4 if name == "tree_attention_reduce" else 1, "num_stages": 2}
 

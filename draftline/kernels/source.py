@@ -14,7 +14,12 @@ from typing import Any
 from draftline.errors import MissingPackageError
 from draftline.share import share_path
 
-MODULES = {"tree_attention": "attention", "tree_attention_reduce": "reduce", "commit_rows": "commit"}
+MODULES = {
+    "tree_attention": "attention",
+    "tree_attention_reduce": "reduce",
+    "commit_rows": "commit",
+    "tree_attention_quick": "quick",
+}
 PIP_LINE = 'pip install "draftline[kernels]"'
 _PACKAGE = "draftline_tree_attention_gpu"
 

@@ -21,6 +21,7 @@ _AGAIN = "build the engine again"
 
 PoolDtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]  # the last two on GPUs alone
 PoolScales = tuple[tuple[float, float], ...]  # of a float8 pool: of the keys and of the values of each layer
+PluginForm = Literal["runtime", "quick"]  # of TreeAttention: kernels that Python launches, or one inside the plan
 EngineKernels = Literal["native", "onnxruntime", "plugin"]
 DraftMethod = Literal["ngram", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
 METHODS_WITH_SESSIONS = ("draft_model", "eagle1", "eagle2", "eagle3")
@@ -74,15 +75,17 @@ class PlanFacts:
 class TensorRtFacts:
     """How an engine of TensorRT was built, and what it asks of whoever loads it.
 
-    ``vendor_version``: of the vendor's package, which alone reads its plans. ``plugin_sha256``: of the contract of the
-    plugin. ``weights``: where they are; external ones are listed in ``weights.json``. ``plans``: the target's, then
-    those of drafters with graphs. ``compute_capabilities``: 89 = 8.9.
+    ``vendor_version``: of the vendor's package, which alone reads its plans. ``plugin``: its form; a ``runtime`` one is
+    registered before a plan is loaded, and ``plugin_sha256`` is of its contract. ``weights``: where they are; external
+    ones are listed in ``weights.json``. ``plans``: the target's, then those of drafters with graphs.
+    ``compute_capabilities``: 89 = 8.9.
     """
 
     vendor_version: str
     dtype: str
     weights: Literal["embedded", "external"]
     compute_capabilities: tuple[int, ...]
+    plugin: PluginForm
     plugin_sha256: str
     plans: tuple[PlanFacts, ...]
 

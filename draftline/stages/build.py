@@ -89,6 +89,7 @@ STAGE = Stage(
         "engine.kernels",
         "engine.weights_dtype",
         "engine.weights",
+        "engine.plugin",
         "engine.compute_capabilities",
         "engine.max_batch_size",
         "engine.max_seq_len",

@@ -167,6 +167,7 @@ def build_plans(call: StageCall) -> None:
             pool_dtype=_pool_dtype(pipeline),
             pool_scales=pool_scales(call, call.advance),
             weights=pipeline.engine.weights,
+            plugin=pipeline.engine.plugin,
             architectures=architectures,
             kernel_cache=call.build_directory / KERNEL_CACHE,
             timing_cache=call.build_directory / TIMING_CACHE,

@@ -148,6 +148,7 @@ BROKEN_RULES = [
     ["engine.weights_dtype=float16"],
     ["engine.backend=tensorrt", *HALF],
     ["engine.weights=external"],
+    ["engine.plugin=quick"],
     ["engine.compute_capabilities=[89]"],
     [*HALF, *RTX, "engine.compute_capabilities=[90]"],
     ["engine.weights_dtype=float8", "target.dtype=float16", *RTX, "engine.compute_capabilities=[86, 89]"],

@@ -13,11 +13,13 @@ from typing import Literal, TextIO
 import onnx
 
 from draftline.graphs.tensorrt_operators import NetworkDtype
+from draftline.kernels.shape import KernelShape
 from draftline.sessions.draft_builder import DraftSource
 from draftline.sessions.engine_config import (
     TOKENIZER_FILES,
     EngineConfig,
     PlanFacts,
+    PluginForm,
     PoolDtype,
     PoolScales,
     TensorRtFacts,
@@ -30,6 +32,7 @@ from draftline.sessions.tensorrt.plan_builder import build_plan
 from draftline.sessions.tensorrt.plugin import plugin_sha256
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels, compile_plugin_kernels
 from draftline.sessions.tensorrt.profiles import StepLimits
+from draftline.sessions.tensorrt.quick_plugin import compile_quick_plugin_kernels
 from draftline.sessions.tensorrt.vendor import Vendor
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
@@ -42,7 +45,7 @@ class PlanSettings:
     """How plans are built. ``architectures``: the GPUs they are for, by ``choose_architectures``.
 
     ``kernel_cache``: a folder of compiled kernels. ``timing_cache``: a file of what TensorRT measured. ``pool_scales``:
-    of a float8 pool.
+    of a float8 pool. ``plugin``: the form of TreeAttention.
     """
 
     dtype: NetworkDtype
@@ -53,6 +56,7 @@ class PlanSettings:
     kernel_cache: Path
     timing_cache: Path
     pool_scales: PoolScales = ()
+    plugin: PluginForm = "runtime"
 
 
 def build_tensorrt_engine(
@@ -91,9 +95,9 @@ def build_tensorrt_engine(
         for index, graph in enumerate(emitted.graphs):
             if settings.weights == "external":
                 weights[graph.plan_file] = _take_weights_out(graph.file)
-            kernels = compile_plugin_kernels(graph.kernel_shape, settings.architectures, settings.kernel_cache)
+            kernels = _compile(graph.kernel_shape, settings)
             advance = _part_of(progress, index, len(emitted.graphs))
-            plan = build_graph_plan(vendor, graph, kernels, log, advance, settings.timing_cache)
+            plan = build_graph_plan(vendor, graph, kernels, log, advance, settings.timing_cache, settings.plugin)
             (destination / graph.plan_file).write_bytes(plan)
             pool = graph.kernel_shape.kv_dtype, graph.pool_scales
             plans.append(PlanFacts(graph.plan_file, kernels.sha256, graph.profiles, *pool))
@@ -111,6 +115,7 @@ def build_tensorrt_engine(
         dtype=settings.dtype,
         weights=settings.weights,
         compute_capabilities=settings.architectures,
+        plugin=settings.plugin,
         plugin_sha256=plugin_sha256(),
         plans=tuple(plans),
     )
@@ -144,6 +149,7 @@ def build_graph_plan(
     log: TextIO,
     progress: Advance,
     timing_cache: Path | None = None,
+    plugin: PluginForm = "runtime",
 ) -> bytes:
     """Parse an emitted graph and build its plan, for the architectures of ``kernels``.
 
@@ -155,9 +161,16 @@ def build_graph_plan(
 
     write_line(f"{graph.name}: {vendor.title}, architectures {', '.join(map(str, kernels.architectures))}")
     with ExitStack() as opened:
-        network = parse_network(vendor, graph.file, kernels, write_line, opened)
+        network = parse_network(vendor, graph.file, kernels, write_line, opened, plugin)
         model = onnx.load(graph.file, load_external_data=False)
         return build_plan(network, model, graph.profiles, kernels.architectures, progress, timing_cache)
+
+
+def _compile(shape: KernelShape, settings: PlanSettings) -> PluginKernels:
+    if settings.plugin == "runtime":
+        return compile_plugin_kernels(shape, settings.architectures, settings.kernel_cache)
+    (architecture,) = settings.architectures  # TensorRT builds for one GPU
+    return compile_quick_plugin_kernels(shape, architecture, settings.kernel_cache)
 
 
 def _take_weights_out(file: Path) -> dict[str, dict[str, object]]:

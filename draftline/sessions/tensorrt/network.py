@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from draftline.errors import BuildError
+from draftline.sessions.engine_config import PluginForm
 from draftline.sessions.tensorrt.plugin import NAME, register_plugin
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels
+from draftline.sessions.tensorrt.quick_plugin import name_quick_plugin, register_quick_plugin
 from draftline.sessions.tensorrt.vendor import Vendor
 
 Say = Callable[[str], None]
@@ -31,13 +33,26 @@ class ParsedNetwork:
     errors: list[str]
 
 
-def parse_network(vendor: Vendor, model: Path, kernels: PluginKernels, log: Say, opened: ExitStack) -> ParsedNetwork:
+def parse_network(
+    vendor: Vendor,
+    model: Path,
+    kernels: PluginKernels,
+    log: Say,
+    opened: ExitStack,
+    plugin: PluginForm = "runtime",
+) -> ParsedNetwork:
     """Parse the graph in ``model``, whose weights lie beside it. ``opened`` keeps the kernels with the plugin.
+
+    ``plugin``: which form of it; a ``quick`` one is named in the graph, which is changed in place.
 
     Raises: BuildError with what the parser refuses.
     """
     module = vendor.module
-    opened.enter_context(register_plugin(vendor).building(kernels))
+    if plugin == "quick":
+        opened.enter_context(register_quick_plugin(vendor).building(kernels))
+        name_quick_plugin(model)
+    else:
+        opened.enter_context(register_plugin(vendor).building(kernels))
     errors: list[str] = []
     logger = make_logger(vendor, log, errors)
     builder = module.Builder(logger)
@@ -50,7 +65,7 @@ def parse_network(vendor: Vendor, model: Path, kernels: PluginKernels, log: Say,
         got = "; ".join(f"node {error.node_name()}: {error.desc()}" for error in refused) or "no reason"
         raise BuildError(model.name, f"{vendor.title} parses the graph", got, "report this graph and this message")
     network = ParsedNetwork(vendor, builder, definition, parser, logger, errors)
-    if not any(kind == "PLUGIN_V3" for kind, _ in layers_of(network)):
+    if not any(kind.startswith("PLUGIN") for kind, _ in layers_of(network)):
         rule = f"the parser takes the plugin for {NAME}"
         raise BuildError(model.name, rule, "a network without plugins", f"update {vendor.facts.package}")
     return network
