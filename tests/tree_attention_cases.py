@@ -17,6 +17,7 @@ from draftline.tree import build_tree_mask, chain_parents, pack_mask
 # Scores and values are of order 1, sums over a few hundred keys in float32: rounding stays below 2e-6 in practice, a
 # wrong key, mask bit or position moves the result by more than 1e-3.
 TOLERANCE = 1e-5
+HALF_TOLERANCE = 2e-3  # of float16: its rounding of a result between 2 and 4
 KEY_CHUNK = 128  # tokens; the block table spans a multiple of it
 
 
@@ -27,6 +28,7 @@ class Shape(NamedTuple):
     block_size: int
     window: int = 0
     half_pool: bool = False
+    half_rows: bool = False
 
     @property
     def scale(self) -> float:
@@ -54,20 +56,21 @@ def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> on
     graph = OnnxGraph()
     heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
     pool_shape: list[int | str] = ["num_blocks", 2, kv_heads, shape.block_size, head_size]
+    row_type = TensorProto.FLOAT16 if shape.half_rows else TensorProto.FLOAT
     inputs = [
-        graph.input("q", TensorProto.FLOAT, ["T", heads, head_size]),
-        graph.input("k_new", TensorProto.FLOAT, ["T", kv_heads, head_size]),
-        graph.input("v_new", TensorProto.FLOAT, ["T", kv_heads, head_size]),
+        graph.input("q", row_type, ["T", heads, head_size]),
+        graph.input("k_new", row_type, ["T", kv_heads, head_size]),
+        graph.input("v_new", row_type, ["T", kv_heads, head_size]),
         graph.input("kv_pool", TensorProto.FLOAT16 if shape.half_pool else TensorProto.FLOAT, pool_shape),
         graph.input("block_table", TensorProto.INT32, ["B", "max_blocks"]),
         graph.input("context_lengths", TensorProto.INT32, ["B"]),
         graph.input("sequence_starts", TensorProto.INT32, ["B_plus_1"]),
         graph.input("packed_mask", TensorProto.INT32, ["T", "W"]),
     ]
-    attributes = {name: value for name, value in shape._asdict().items() if name != "half_pool"}
+    attributes = {name: value for name, value in shape._asdict().items() if not name.startswith("half")}
     attributes |= {"key_scale": 1.0, "value_scale": 1.0}
     out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, scale=shape.scale)
-    graph.output(out, "out", TensorProto.FLOAT, ["T", heads * head_size])
+    graph.output(out, "out", row_type, ["T", heads * head_size])
     return graph.model("attention", functions)
 
 
@@ -93,11 +96,14 @@ def make_inputs(shape: Shape, case: Case) -> dict[str, NDArray[Any]]:
     def normal(*size: int) -> NDArray[np.float32]:
         return random.standard_normal(size).astype(np.float32)
 
+    def rows(num_heads: int) -> NDArray[Any]:
+        return normal(num_tokens, num_heads, shape.head_size).astype(np.float16 if shape.half_rows else np.float32)
+
     pool = normal(num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_size)
     return {
-        "q": normal(num_tokens, shape.num_heads, shape.head_size),
-        "k_new": normal(num_tokens, shape.num_kv_heads, shape.head_size),
-        "v_new": normal(num_tokens, shape.num_kv_heads, shape.head_size),
+        "q": rows(shape.num_heads),
+        "k_new": rows(shape.num_kv_heads),
+        "v_new": rows(shape.num_kv_heads),
         "kv_pool": pool.astype(np.float16) if shape.half_pool else pool,
         "block_table": table,
         "context_lengths": np.array(case.context_lengths, np.int32),

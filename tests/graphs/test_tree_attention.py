@@ -11,12 +11,14 @@ import onnx
 import onnxruntime
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftline.graphs.tree_attention import inline_tree_attention, load_tree_attention_function
 from draftline.oracle import tree_attention
 from draftline.tree import build_tree_mask, pack_mask
 from tests.tree_attention_cases import (
+    HALF_TOLERANCE,
     TOLERANCE,
     Case,
     Shape,
@@ -27,6 +29,15 @@ from tests.tree_attention_cases import (
     num_columns,
     shapes,
 )
+
+
+@lru_cache(maxsize=8)
+def half_session(shape: Shape) -> onnxruntime.InferenceSession:
+    model = attention_model(shape, [load_tree_attention_function()])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @lru_cache(maxsize=64)
@@ -53,6 +64,17 @@ def test_function_body_agrees_with_the_oracle(shape: Shape, case: Case) -> None:
     inputs = make_inputs(shape, case)
     expected = tree_attention(**inputs, scale=shape.scale, window=shape.window)
     np.testing.assert_allclose(run(shape, inputs), expected, rtol=0, atol=TOLERANCE)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from([Shape(4, 2, 16, 8, 0, True, True), Shape(6, 2, 24, 8, 9, True, True)]), cases())
+def test_rows_of_float16_are_rounded_once(shape: Shape, case: Case) -> None:
+    """Not inlined, as the network check runs it: the builder of the CPU's engines has float32 rows."""
+    inputs = make_inputs(shape, case)
+    expected = tree_attention(**inputs, scale=shape.scale, window=shape.window)
+    (found,) = half_session(shape).run(None, inputs)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=0, atol=HALF_TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [Shape(4, 2, 16, 8, 0), Shape(1, 1, 64, 64, 0), Shape(3, 1, 32, 32, 20)])
