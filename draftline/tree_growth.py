@@ -230,7 +230,17 @@ def _plan(shape: TreeShape) -> list[_Plan] | None:
 
 def max_frontier_nodes(shape: TreeShape) -> int:
     """Count the nodes below the root whose candidates are asked for while a tree grows whole."""
+    return sum(_frontier_sizes(shape))
+
+
+def widest_frontier(shape: TreeShape) -> int:
+    """Count those of the depth that has most of them."""
+    return max(_frontier_sizes(shape), default=0)
+
+
+def _frontier_sizes(shape: TreeShape) -> list[int]:
+    """Count, depth by depth, the nodes below the root whose candidates are asked for while a tree grows whole."""
     planned = _plan(shape)
     if planned is None:
-        return shape.top_k * (shape.max_depth - 1)
-    return sum(len(next_nodes) for _, _, next_nodes in planned)
+        return [shape.top_k] * (shape.max_depth - 1)
+    return [len(next_nodes) for _, _, next_nodes in planned]

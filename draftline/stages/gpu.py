@@ -65,15 +65,17 @@ def check_machine(pipeline: Pipeline) -> None:
 def step_limits(pipeline: Pipeline) -> StepLimits:
     """Return what bounds the sizes of a step."""
     from draftline.sessions.tensorrt.profiles import StepLimits
+    from draftline.stages.drafts import tree_shape
+    from draftline.tree_growth import max_frontier_nodes, widest_frontier
 
-    engine, kv_cache, tree = pipeline.engine, pipeline.kv_cache, pipeline.tree
+    engine, kv_cache, shape = pipeline.engine, pipeline.kv_cache, tree_shape(pipeline)
     return StepLimits(
         engine.max_batch_size,
         engine.max_seq_len,
         engine.max_num_tokens,
         kv_cache.block_size,
         kv_cache.max_blocks,
-        *(() if tree is None else (tree.max_nodes, tree.top_k)),
+        *(() if shape is None else (shape.max_nodes, widest_frontier(shape), max_frontier_nodes(shape))),
     )
 
 

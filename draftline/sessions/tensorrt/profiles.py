@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WORD_BITS = 32
+PROBED_ROWS = 64  # that are sampled at once where the runtime measures what forwards cost
 
 
 class Range(NamedTuple):
@@ -22,7 +23,11 @@ Profile = Mapping[str, Range]  # by the dimension's name in the graph
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What of a pipeline bounds the sizes of a step. ``max_nodes``, ``top_k``: of a tree; 1 and 0 without a draft."""
+    """What of a pipeline bounds the sizes of a step.
+
+    ``max_nodes``: of a tree, 1 without a draft. Of the nodes that a drafter runs while a tree grows, 0 without one:
+    ``frontier_nodes`` of one depth at most, ``grown_nodes`` of all depths.
+    """
 
     max_batch_size: int
     max_seq_len: int
@@ -30,7 +35,8 @@ class StepLimits:
     block_size: int
     max_blocks: int
     max_nodes: int = 1
-    top_k: int = 0
+    frontier_nodes: int = 0
+    grown_nodes: int = 0
 
     @property
     def table_columns(self) -> int:
@@ -41,6 +47,16 @@ class StepLimits:
     def decode_tokens(self) -> int:
         """Rows of a step in which every request verifies its tree."""
         return min(self.max_num_tokens, self.max_batch_size * self.max_nodes)
+
+    @property
+    def sampled_rows(self) -> int:
+        """Rows of a step of which logits are asked for: nodes of trees, and the last ones of prompts."""
+        return min(self.max_num_tokens, max(self.max_batch_size * self.max_nodes, PROBED_ROWS))
+
+    @property
+    def filled_rows(self) -> int:
+        """Rows of known tokens that a drafter runs at once: those of a step, of one before that waited, and roots."""
+        return 2 * self.max_num_tokens + self.max_batch_size
 
 
 def target_profiles(limits: StepLimits) -> dict[str, Profile]:
@@ -54,7 +70,7 @@ def target_profiles(limits: StepLimits) -> dict[str, Profile]:
         "prefill": _attention(limits, limits.max_num_tokens)
         | {
             "T": Range(1, limits.max_num_tokens, limits.max_num_tokens),
-            "R": Range(1, limits.max_batch_size, limits.max_num_tokens),
+            "R": Range(1, min(limits.max_batch_size, limits.sampled_rows), limits.sampled_rows),
         },
     }
 
@@ -64,10 +80,10 @@ def draft_profiles(limits: StepLimits) -> dict[str, Profile]:
     depth, which attend to kept rows of the forwards before).
 
     Dimensions as in the graphs of drafters: N new rows, fed with F rows of the target's features or O rows of the
-    head's own; M kept rows, T = M + N. A forward grows a tree by at most ``top_k`` nodes a request.
+    head's own; M kept rows, T = M + N.
     """
-    known, grown = limits.max_num_tokens, limits.max_batch_size * max(1, limits.top_k)
-    kept = known + limits.max_batch_size * limits.max_nodes
+    known, grown = limits.filled_rows, limits.max_batch_size * max(1, limits.frontier_nodes)
+    kept = known + limits.max_batch_size * limits.grown_nodes
     none = Range(0, 0, 0)
     rows = _up_to(grown)
     fill = {"N": Range(1, known, known), "T": Range(1, known, known), "F": Range(1, known, known), "O": none, "M": none}
@@ -75,7 +91,7 @@ def draft_profiles(limits: StepLimits) -> dict[str, Profile]:
     tree["M"] = Range(1, _ceil(kept, 2), kept)
     return {
         "fill": _attention(limits, known) | fill | {"R": _up_to(min(known, grown))},
-        "tree": _attention(limits, known + limits.max_nodes) | tree | {"R": rows},
+        "tree": _attention(limits, known + limits.grown_nodes) | tree | {"R": rows},
     }
 
 

@@ -25,7 +25,7 @@ from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_m
 
 TREE = TreeShape("dynamic", max_nodes=16, max_depth=4, top_k=4)
 LIMITS = StepLimits(max_batch_size=16, max_seq_len=256, max_num_tokens=64, block_size=16, max_blocks=128)
-TREE_LIMITS = StepLimits(16, 256, 64, 16, 128, max_nodes=16, top_k=4)
+TREE_LIMITS = StepLimits(16, 256, 64, 16, 128, max_nodes=16, frontier_nodes=4, grown_nodes=12)
 
 
 def rtx() -> Vendor:
