@@ -146,7 +146,7 @@ def open_engine(directory: Path, config: EngineConfig) -> LoadedEngine:
             max_seq_len=config.max_seq_len,
             max_num_tokens=config.max_num_tokens,
             block_size=config.block_size,
-            max_blocks=config.max_blocks,
+            max_blocks=session.num_blocks,
             prefix_cache=config.prefix_cache,
             vocab_size=config.model.vocab_size,
             speculation=_speculation(config, draft_sessions),

@@ -46,8 +46,8 @@ class StandInTarget:
 
     key_chunk = 0
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        self._stopwatch = stopwatch
+    def __init__(self, stopwatch: Stopwatch, num_blocks: int) -> None:
+        self._stopwatch, self.num_blocks = stopwatch, num_blocks
 
     def forward(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
@@ -112,7 +112,7 @@ def measure_host_overhead(shape: TreeShape, *, batch_size: int, num_steps: int, 
         max_blocks=batch_size * (max_seq_len // 16 + 2),
     )
     stopwatch = Stopwatch(reads_weights=reads_weights)
-    target: Session = StandInTarget(stopwatch)
+    target: Session = StandInTarget(stopwatch, limits.max_blocks)
     source = DrafterSetup("eagle3", StandInHead(stopwatch, needed_candidates(shape)))
     policy = SpeculationPolicy(shape, CostCurve([1, 1024], [_TARGET_MS, _TARGET_MS]), 1)
     core = EngineCore(target, limits, prefix_cache=True, speculation=Speculation((source,), shape), policy=policy)

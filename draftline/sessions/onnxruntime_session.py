@@ -38,7 +38,7 @@ class OnnxRuntimeSession:
         self._graph = OnnxRuntimeGraph(directory / MODEL_FILE, config, pool_shape, takes_turns=takes_turns)
         cost = StepCost.of_model(model, config.weights_dtype)
         self._passes = choose_passes(config, cost, repeats_single_rows=config.weights_dtype == "int4")
-        self.key_chunk = self._passes.key_chunk
+        self.key_chunk, self.num_blocks = self._passes.key_chunk, config.max_blocks
         self._head_names = ("head_ids", "head_log_probs") if any(draft.num_heads for draft in config.drafts) else ()
         self._row_names = ("kv_rows", "features") if config.has_features else ("kv_rows",)
         # Of every row of the last step; keys and values in the pool's dtype.

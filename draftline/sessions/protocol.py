@@ -69,9 +69,11 @@ class Session(Protocol):
 
     ``key_chunk``: keys are summed in chunks of so many positions. Rows of a tree equal those of plain decoding to the
     last bit where its nodes do not reach over a multiple of ``key_chunk``; chains always do. 0 = trees always do.
+    ``num_blocks``: of the pool, at most as many as the engine was built for.
     """
 
     key_chunk: int
+    num_blocks: int
 
     def forward(self, batch: StepBatch) -> StepResult:
         """Run one forward. The pool is not written; the new KV rows stay with the session until the next forward."""

@@ -35,7 +35,7 @@ class CapturingSession:
 
     def __init__(self, session: FeatureSession, *, max_batch_size: int, max_seq_len: int, feature_size: int) -> None:
         self._session = session
-        self.key_chunk = session.key_chunk
+        self.key_chunk, self.num_blocks = session.key_chunk, session.num_blocks
         # Memory of a place is taken from the system as its rows are first written.
         self._token_ids = np.empty((max_batch_size, max_seq_len), np.int32)
         self._features = np.empty((max_batch_size, max_seq_len, feature_size), np.float16)

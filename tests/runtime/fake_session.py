@@ -66,7 +66,7 @@ class FakeSession:
         self.failures: list[Exception] = []
         self.broken_token = -1  # rows that see it hold no distribution
         self._block_size = block_size
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._pool = np.full((num_blocks * block_size, 2), -1, dtype=np.int32)  # (token, position) of each slot
         self._last: StepBatch | None = None
         self.last: StepBatch | None = None  # the forward that was committed last: drafters read its features
@@ -97,7 +97,7 @@ class FakeSession:
         assert rows.shape == slots.shape
         assert len(set(slots.tolist())) == slots.size, "two rows are written to one slot"
         assert np.all((rows >= 0) & (rows < self._last.input_ids.size))
-        assert np.all((slots >= 0) & (slots < self._num_blocks * self._block_size))
+        assert np.all((slots >= 0) & (slots < self.num_blocks * self._block_size))
         kept = self._last.input_ids[rows[np.isin(rows, self._last.sample_rows)]]
         assert self.broken_token not in kept, "rows that drew nothing are not committed"
         self._pool[slots, 0] = self._last.input_ids[rows]
@@ -125,7 +125,7 @@ class FakeSession:
         assert batch.sequence_starts[-1] == num_tokens
         assert np.all(np.diff(batch.sequence_starts) > 0)
         assert batch.block_table.shape[0] == num_sequences
-        assert np.all((batch.block_table >= -1) & (batch.block_table < self._num_blocks))
+        assert np.all((batch.block_table >= -1) & (batch.block_table < self.num_blocks))
         assert np.all((batch.sample_rows >= 0) & (batch.sample_rows < num_tokens))
         sampling = (batch.temperature, batch.top_k, batch.top_p, batch.uniform)
         assert all(array.shape == batch.sample_rows.shape for array in sampling)

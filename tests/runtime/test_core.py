@@ -345,7 +345,7 @@ def test_thousands_of_events_under_pressure(seed: int) -> None:
 class NullSession:
     """An engine that takes no time."""
 
-    key_chunk = 0
+    key_chunk, num_blocks = 0, 1
 
     def forward(self, batch: StepBatch) -> StepResult:
         return StepResult(np.ones(batch.sample_rows.size, dtype=np.int32))

@@ -22,7 +22,7 @@ MEASURED = [35.0, 32.0, 33.0, 46.0, 62.0, 97.0, 163.0]
 class TimedSession:
     """Takes ``milliseconds(rows)``; checks that nothing is committed."""
 
-    key_chunk = 0
+    key_chunk, num_blocks = 0, 1
 
     def __init__(self, milliseconds: float) -> None:
         self.sizes: list[int] = []
