@@ -29,36 +29,36 @@ class CudaDriver:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
 
     def num_devices(self) -> int:
         count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
+        self.call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
     def architecture(self, device: int | None = None) -> int:
         """Return the compute capability of a device, of the context's unless given: 89 = 8.9."""
         handle = ctypes.c_int()
         if device is None:
-            self._call("cuCtxGetDevice", ctypes.byref(handle))
+            self.call("cuCtxGetDevice", ctypes.byref(handle))
         else:
-            self._call("cuDeviceGet", ctypes.byref(handle), device)
+            self.call("cuDeviceGet", ctypes.byref(handle), device)
         digits = [self._device_attribute(code, handle) for code in (COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR)]
         return 10 * digits[0] + digits[1]
 
     def context(self) -> int:
         """Return the handle of the calling thread's context, 0 = none."""
         context = ctypes.c_void_p()
-        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        self.call("cuCtxGetCurrent", ctypes.byref(context))
         return context.value or 0
 
     def load_function(self, cubin: bytes, entry: str, shared_bytes: int) -> int:
         """Load a cubin into the context and return the handle of its function ``entry``."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+        self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
         if shared_bytes > FREE_SHARED_BYTES:
-            self._call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+            self.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
         assert function.value is not None
         return function.value
 
@@ -75,7 +75,7 @@ class CudaDriver:
         values = [C_TYPES[kind](value) for kind, value in arguments]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         block = (num_threads, 1, 1)
-        self._call(
+        self.call(
             "cuLaunchKernel",
             ctypes.c_void_p(function),
             *grid,
@@ -88,10 +88,11 @@ class CudaDriver:
 
     def _device_attribute(self, code: int, device: ctypes.c_int) -> int:
         value = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), code, device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), code, device)
         return value.value
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the library. Raises: DraftlineError where it fails."""
         status = getattr(self._library, name)(*arguments)
         if status:
             text = ctypes.c_char_p()
