@@ -78,7 +78,8 @@ class TensorRtFacts:
     ``vendor_version``: of the vendor's package, which alone reads its plans. ``plugin``: its form; a ``runtime`` one is
     registered before a plan is loaded, and ``plugin_sha256`` is of its contract. ``weights``: where they are; external
     ones are listed in ``weights.json``. ``plans``: the target's, then those of drafters with graphs.
-    ``compute_capabilities``: 89 = 8.9.
+    ``compute_capabilities``: 89 = 8.9. ``free_gpu_memory_fraction``: the share of the memory that is free after loading
+    that the pools may take. ``cuda_graphs``: whether steps are replayed as graphs.
     """
 
     vendor_version: str
@@ -88,6 +89,8 @@ class TensorRtFacts:
     plugin: PluginForm
     plugin_sha256: str
     plans: tuple[PlanFacts, ...]
+    free_gpu_memory_fraction: float
+    cuda_graphs: bool
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from draftline.sessions.engine_config import (
     TensorRtFacts,
     write_engine_config,
 )
+from draftline.sessions.tensorrt.commit_kernel import commit_file, compile_commit_kernels
 from draftline.sessions.tensorrt.emission import EmittedGraph, emit_graphs, make_weights_inputs
 from draftline.sessions.tensorrt.loading import WEIGHTS_LIST
 from draftline.sessions.tensorrt.network import parse_network
@@ -71,10 +72,13 @@ def build_tensorrt_engine(
     drafts: Sequence[DraftSource] = (),
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
+    free_gpu_memory_fraction: float = 0.9,
+    cuda_graphs: bool = True,
 ) -> None:
     """Write the engine of a converted checkpoint into the existing folder ``destination``.
 
-    ``model.plan`` and, of each drafter with a graph, ``draft-I.plan``. With external weights also the converted
+    ``model.plan`` and, of each drafter with a graph, ``draft-I.plan``; beside each the kernel that commits its rows,
+    ``model.kernels`` and so on. With external weights also the converted
     checkpoint's files (hard-linked) and ``weights.json``, which says where in them each input of a plan lies.
 
     Raises: BuildError where the vendor refuses the graph or the network, and for drafts that do not fit.
@@ -101,6 +105,8 @@ def build_tensorrt_engine(
             (destination / graph.plan_file).write_bytes(plan)
             pool = graph.kernel_shape.kv_dtype, graph.pool_scales
             plans.append(PlanFacts(graph.plan_file, kernels.sha256, graph.profiles, *pool))
+            commit = compile_commit_kernels(graph.kernel_shape, settings.architectures, settings.kernel_cache)
+            (destination / commit_file(graph.plan_file)).write_bytes(commit.archive)
             graph.file.unlink()
     if settings.weights == "external":
         (destination / WEIGHTS_LIST).write_text(json.dumps(weights, indent=1) + "\n", encoding="utf-8")
@@ -118,6 +124,8 @@ def build_tensorrt_engine(
         plugin=settings.plugin,
         plugin_sha256=plugin_sha256(),
         plans=tuple(plans),
+        free_gpu_memory_fraction=free_gpu_memory_fraction,
+        cuda_graphs=cuda_graphs,
     )
     write_engine_config(
         destination,

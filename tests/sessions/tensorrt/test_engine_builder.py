@@ -14,7 +14,7 @@ from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.errors import ArtifactError, BuildError
 from draftline.gpu_quantization import quantize_float8
 from draftline.sessions.engine_config import DraftMethod, EngineConfig, PoolScales, load_engine_config
-from draftline.sessions.opening import open_session
+from draftline.sessions.opening import check_openable, open_session
 from draftline.sessions.tensorrt import engine_builder
 from draftline.sessions.tensorrt.cuda_driver import load_driver
 from draftline.sessions.tensorrt.emission import kernel_shape
@@ -22,6 +22,7 @@ from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tenso
 from draftline.sessions.tensorrt.loading import check_loadable, load_plan, read_weight_locations
 from draftline.sessions.tensorrt.plugin_kernels import compile_plugin_kernels
 from draftline.sessions.tensorrt.vendor import Vendor
+from tests.sessions.tensorrt.fake_engines import fake_commit
 from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tiny, fake_kernels, rtx
 
 
@@ -65,6 +66,9 @@ def _fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engine_builder, "compile_plugin_kernels", lambda shape, architectures, cache: fake_kernels(shape, architectures)
     )
+    monkeypatch.setattr(
+        engine_builder, "compile_commit_kernels", lambda shape, architectures, cache: fake_commit(shape, architectures)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def test_a_plan_holds_weights_and_real_kernels(plain: Path) -> None:
     embedding = map_tensor(checkpoint, tensor_locations(checkpoint)["transformer.vocab_embedding.weight"])
     assert embedding.tobytes() in plan
     assert sorted(path.name for path in plain.iterdir()) == [
-        *("build.log", "config.json", "model.plan", "tokenizer.json", "tokenizer_config.json")
+        *("build.log", "config.json", "model.kernels", "model.plan", "tokenizer.json", "tokenizer_config.json")
     ]
 
 
@@ -236,6 +240,8 @@ def test_without_a_gpu_a_plan_does_not_load(plain: Path) -> None:
         load_plan(rtx(), plain, config.tensorrt.plans[0])
 
 
-def test_an_engine_on_a_gpu_is_not_served_yet(plain: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"this version serves engines of onnxruntime; got tensorrt_rtx; "):
-        open_session(plain, load_engine_config(plain))
+@pytest.mark.skipif(load_driver() is not None, reason="says what a machine without a GPU says")
+def test_without_a_gpu_an_engine_does_not_open(plain: Path) -> None:
+    for refuse in (open_session, check_openable):
+        with pytest.raises(ArtifactError, match=r"engine: runs on a GPU; got none; serve it where there is one"):
+            refuse(plain, load_engine_config(plain))

@@ -23,6 +23,7 @@ from draftline.sessions.tensorrt.profiles import StepLimits
 from draftline.sessions.tensorrt.vendor import import_vendor
 from tests.sessions.tensorrt.plans import fake_kernels
 engine_builder.compile_plugin_kernels = lambda shape, architectures, cache: fake_kernels(shape, architectures)
+engine_builder.compile_commit_kernels = engine_builder.compile_plugin_kernels
 checkpoint, destination = map(Path, sys.argv[1:])
 settings = PlanSettings("float16", "float16", "float16", "external", (80, 86, 89, 120), checkpoint, checkpoint / "none")
 build_tensorrt_engine(
