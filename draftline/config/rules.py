@@ -11,6 +11,7 @@ from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
 LEAST_FLOAT8 = 89  # compute capability; the vendors build no float8 for those before it
+FREE_GPU_MEMORY_FRACTION = 0.9  # unless given
 # Pools whose numbers a network's dtype holds.
 POOLS_BESIDE = {
     "float32": ("float32", "float16", "float8"),
@@ -199,6 +200,18 @@ RULES = (
         lambda plugin, backend: plugin == "runtime" or backend == "tensorrt",
         "quick stands beside engine.backend tensorrt",
         "set it to runtime",
+    ),
+    Rule(
+        ("engine.cuda_graphs", "engine.backend"),
+        lambda cuda_graphs, backend: cuda_graphs or backend in GPU_BACKENDS,
+        "false stands beside engine.backend tensorrt and tensorrt_rtx",
+        "remove it: {1} has none",
+    ),
+    Rule(
+        ("kv_cache.free_gpu_memory_fraction", "engine.backend"),
+        lambda fraction, backend: fraction == FREE_GPU_MEMORY_FRACTION or backend in GPU_BACKENDS,
+        "stands beside engine.backend tensorrt and tensorrt_rtx",
+        "remove it: the pool of {1} has kv_cache.max_blocks",
     ),
     Rule(
         ("engine.compute_capabilities", "engine.backend"),

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from draftline.config.block import Block
 from draftline.config.choices import LARGEST, ChoicesName, choices_size
-from draftline.config.rules import broken_rules
+from draftline.config.rules import FREE_GPU_MEMORY_FRACTION, broken_rules
 from draftline.config.training import Train
 from draftline.errors import PipelineError, PipelineErrors
 
@@ -164,6 +164,11 @@ class Engine(Block):
         "120, with `float8` weights 89 and 120. `tensorrt` builds for the GPU of this machine.",
         examples=[[89, 120]],
     )
+    cuda_graphs: bool = Field(
+        True,
+        description="Whether `tensorrt` and `tensorrt_rtx` replay steps of few rows as CUDA graphs, padded to one of a "
+        "few sizes, which spares launching their kernels one by one.",
+    )
     max_batch_size: int = Field(16, ge=1, le=4096, description="Requests that run in the same step.")
     max_seq_len: int = Field(4096, ge=2, le=1048576, description="Tokens of a request: prompt and answer together.")
     max_num_tokens: int = Field(128, ge=1, le=65536, description="Tokens of a step, prefill chunks included.")
@@ -182,6 +187,13 @@ class KvCache(Block):
         description="The dtype of the pool; 16 bits take half the memory and round every key and value. onnxruntime "
         "knows `float32` and `float16`. `float8` (E4M3), of tensorrt and tensorrt_rtx, takes a quarter; its scales are "
         "measured on a text when the engine is built.",
+    )
+    free_gpu_memory_fraction: float = Field(
+        FREE_GPU_MEMORY_FRACTION,
+        gt=0,
+        le=1,
+        description="On a GPU the share of the memory that is free after loading that the pool may take; `max_blocks` "
+        "bounds it as well. The rest is for CUDA graphs, and for whoever else uses the GPU.",
     )
     prefix_cache: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
 

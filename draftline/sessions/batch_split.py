@@ -131,13 +131,13 @@ def _take(
         top_p=batch.top_p[samples],
         uniform=batch.uniform[samples],
         packed_mask=None if batch.packed_mask is None else batch.packed_mask[rows],
-        edits=None if batch.edits is None else _edits_of(batch.edits, samples, len(batch.sample_rows)),
+        edits=None if batch.edits is None else edits_of(batch.edits, samples, len(batch.sample_rows)),
         wants_logits=batch.wants_logits,
     )
     return Part(part, rows, samples)
 
 
-def _edits_of(edits: LogitEdits, samples: NDArray[np.int64], num_samples: int) -> LogitEdits | None:
+def edits_of(edits: LogitEdits, samples: NDArray[np.int64], num_samples: int) -> LogitEdits | None:
     """Edits of the sampled rows ``samples`` alone, as edits of rows 0, 1, ...; None where there are none."""
     new_row = np.full(num_samples, -1, np.int32)
     new_row[samples] = np.arange(len(samples))

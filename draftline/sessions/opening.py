@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftline.config.rules import GPU_BACKENDS
 from draftline.errors import ArtifactError
 from draftline.sessions.engine_config import METHODS_WITH_SESSIONS, EngineConfig
 from draftline.sessions.protocol import DraftSession, Session
+
+_SAME_BACKEND = "drafters read the features of a session of their backend"
 
 
 def open_session(directory: Path, config: EngineConfig) -> Session:
     """Load the engine in ``directory``; the vendor's package is imported here and nowhere else.
 
-    Raises: ArtifactError for an unknown backend or a damaged engine, MissingPackageError without the vendor's package.
+    Raises: ArtifactError for an unknown backend, a damaged engine or one that needs a GPU where there is none,
+    MissingPackageError without the vendor's package, DraftlineError where a GPU's memory does not hold it.
     """
     if config.backend == "onnxruntime":
         from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 
         return OnnxRuntimeSession(directory, config)
+    if config.backend in GPU_BACKENDS:
+        from draftline.sessions.tensorrt.session import TensorRtSession
+
+        return TensorRtSession(directory, config)
     where = f"{directory / 'config.json'}: backend"
-    if config.tensorrt is not None:
-        cure = "serve an engine of onnxruntime, from `draftline run FILE engine.backend=onnxruntime`"
-        raise ArtifactError(where, "this version serves engines of onnxruntime", config.backend, cure)
-    raise ArtifactError(where, "must be onnxruntime", config.backend, "build the engine again")
+    known = ", ".join(("onnxruntime", *GPU_BACKENDS))
+    raise ArtifactError(where, f"is one of {known}", config.backend, "build the engine again")
+
+
+def check_openable(directory: Path, config: EngineConfig) -> None:
+    """Refuse, before anything is loaded, an engine that this machine cannot run. Raises: as ``open_session``."""
+    if config.backend in GPU_BACKENDS:
+        from draftline.sessions.tensorrt.device_engine import check_openable
+
+        check_openable(directory, config)
 
 
 def open_draft_sessions(
@@ -36,10 +50,19 @@ def open_draft_sessions(
     """
     if not any(draft.method in METHODS_WITH_SESSIONS for draft in config.drafts):
         return (None,) * len(config.drafts)
+    if config.backend in GPU_BACKENDS:
+        from draftline.sessions.tensorrt.draft_session import TensorRtDraftSession
+        from draftline.sessions.tensorrt.session import TensorRtSession
+
+        assert isinstance(target_session, TensorRtSession), _SAME_BACKEND
+        return tuple(
+            TensorRtDraftSession(index, target_session) if draft.method in METHODS_WITH_SESSIONS else None
+            for index, draft in enumerate(config.drafts)
+        )
     from draftline.sessions.onnxruntime_draft_session import OnnxRuntimeDraftSession
     from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 
-    assert isinstance(target_session, OnnxRuntimeSession), "drafters read the features of a session of their backend"
+    assert isinstance(target_session, OnnxRuntimeSession), _SAME_BACKEND
     return tuple(
         OnnxRuntimeDraftSession(directory, config, index, target_session)
         if draft.method in METHODS_WITH_SESSIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from draftline.sessions.tensorrt.vendor import Vendor
 
 KERNEL_CACHE, TIMING_CACHE = "kernel-cache", "timing.cache"  # beside the stages' outputs; they only save time
+SERVING_STAGES = ("package", "smoke")
 MAX_PARAMETERS = 1_000_000_000  # of a model whose network is checked unasked
 VENDOR_PACKAGES = ("tensorrt-cu13", "tensorrt-rtx-cu13", "triton")
 
@@ -53,13 +54,24 @@ def vendor_of(pipeline: Pipeline) -> tuple[Vendor, tuple[int, ...]]:
     return vendor, choose_architectures(vendor, pipeline.engine.compute_capabilities, usable)
 
 
-def check_machine(pipeline: Pipeline) -> None:
-    """Refuse, before any work, what this machine cannot build. Raises: what ``vendor_of`` raises."""
-    if is_on_gpu(pipeline):
+def check_machine(pipeline: Pipeline, stages: Collection[str]) -> None:
+    """Refuse, before any work, stages that this machine cannot run.
+
+    Raises: what ``vendor_of`` raises, of what it cannot build; ArtifactError for a stage that runs the engine, or
+    prepares that, where there is no GPU.
+    """
+    if not is_on_gpu(pipeline):
+        return
+    if "build" in stages:
         from draftline.kernels.source import import_triton
 
         vendor_of(pipeline)
         import_triton()
+    for stage in SERVING_STAGES:
+        if stage in stages:
+            from draftline.sessions.tensorrt.device_engine import require_driver
+
+            require_driver(f"{pipeline.name}: stage {stage}")
 
 
 def step_limits(pipeline: Pipeline) -> StepLimits:
@@ -180,4 +192,6 @@ def build_plans(call: StageCall) -> None:
         drafts=draft_sources(pipeline, call.build_directory),
         tree=tree_shape(pipeline),
         acceptance=acceptance(pipeline),
+        free_gpu_memory_fraction=pipeline.kv_cache.free_gpu_memory_fraction,
+        cuda_graphs=pipeline.engine.cuda_graphs,
     )

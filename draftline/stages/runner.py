@@ -78,14 +78,13 @@ def run_pipeline(
     what a run would do. ``argv`` is recorded in the manifests.
 
     Raises: PipelineErrors where this version cannot run the pipeline, BuildError or MissingPackageError where this
-    machine cannot build what it asks for, CheckpointError where a checkpoint is absent,
-    ArtifactError where ``output`` is in use or somebody else's, and whatever a stage raises; then the outputs of the
-    stages before it are kept and nothing of its own is.
+    machine cannot build what it asks for, CheckpointError where a checkpoint is absent, ArtifactError where this
+    machine has no GPU for a stage that needs one, or ``output`` is in use or somebody else's, and whatever a stage
+    raises; then the outputs of the stages before it are kept and nothing of its own is.
     """
     selected = _select(stages, until)
-    check_runnable(pipeline, [stage.name for stage in selected])
-    if any(stage.name == "build" for stage in selected):
-        check_machine(pipeline)
+    check_runnable(pipeline)
+    check_machine(pipeline, [stage.name for stage in selected])
     from draftline.checkpoints.source import resolve_checkpoint
 
     progress = progress or Progress(quiet=True)

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from draftline.errors import ArtifactError, ServerError
 from draftline.sessions.engine_config import load_engine_config
+from draftline.sessions.opening import check_openable
 from draftline.triton import cleaner
 from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
@@ -218,7 +219,8 @@ def serve(
 
     Ports default to those of the packaged pipeline.
     """
-    load_engine_config(build_directory / "engine")  # an engine of another version is refused before anything starts
+    engine = build_directory / "engine"
+    check_openable(engine, load_engine_config(engine))  # what this version or machine cannot run starts nothing
     repository = build_directory / "model_repository"
     if not (repository / SERVE_FILE).is_file():
         raise ArtifactError(repository, f"must hold {SERVE_FILE}", "no such file", "run the package stage first")

@@ -38,6 +38,13 @@ FLOAT32 = ("target.dtype=float32", "engine.weights_dtype=float32", "kv_cache.dty
         (RTX, ["engine.compute_capabilities=[70]"], r"is a list of 80 \| 86 \| 89 \| 90 \| 100 \| 120; got a list; "),
         (RTX, ["engine.backend=tensorrt"], "stands beside engine.backend tensorrt_rtx; got 80, 86, 89, 120; remove it"),
         (PLAIN, ["engine.compute_capabilities=[89]"], "stands beside engine.backend tensorrt_rtx; got 89; remove it"),
+        (PLAIN, ["engine.cuda_graphs=false"], "cuda_graphs: false stands beside .*; got False; remove it: onnxruntime"),
+        (
+            PLAIN,
+            ["kv_cache.free_gpu_memory_fraction=0.5"],
+            "free_gpu_memory_fraction: stands beside .*; got 0.5; remove it: the pool of onnxruntime",
+        ),
+        (RTX, ["kv_cache.free_gpu_memory_fraction=0"], "free_gpu_memory_fraction: "),
         (PLAIN, ["engine.weights=external"], "external stands beside engine.backend tensorrt and .*; got external; "),
         (PLAIN, ["engine.weights_dtype=float16"], "onnxruntime keeps weights in float32, int8 or int4; got float16; "),
     ],
@@ -52,6 +59,7 @@ def test_what_does_not_fit_together(file: Path, overrides: list[str], message: s
     [
         ["engine.compute_capabilities=[]"],
         ["engine.weights=external"],
+        ["engine.cuda_graphs=false", "kv_cache.free_gpu_memory_fraction=0.5"],
         FLOAT32,
         ["kv_cache.dtype=float8"],
         ["engine.weights_dtype=float8", "engine.compute_capabilities=[89, 120]"],

@@ -149,6 +149,8 @@ BROKEN_RULES = [
     ["engine.backend=tensorrt", *HALF],
     ["engine.weights=external"],
     ["engine.plugin=quick"],
+    ["engine.cuda_graphs=false"],
+    ["kv_cache.free_gpu_memory_fraction=0.5"],
     ["engine.compute_capabilities=[89]"],
     [*HALF, *RTX, "engine.compute_capabilities=[90]"],
     ["engine.weights_dtype=float8", "target.dtype=float16", *RTX, "engine.compute_capabilities=[86, 89]"],

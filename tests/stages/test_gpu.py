@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from draftline.config import Pipeline
-from draftline.errors import BuildError, MissingPackageError, PipelineErrors
+from draftline.errors import ArtifactError, BuildError, MissingPackageError
 from draftline.sessions.engine_config import load_engine_config
-from draftline.sessions.tensorrt import engine_builder
+from draftline.sessions.tensorrt import device_engine, engine_builder
 from draftline.stages import gpu
 from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
+from draftline.triton.server import serve
+from tests.sessions.tensorrt.fake_engines import FakeMachine, fake_commit
 from tests.sessions.tensorrt.plans import fake_kernels
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle3
@@ -33,6 +35,9 @@ def _fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler: kernels are of the right shape, and do nothing."""
     monkeypatch.setattr(
         engine_builder, "compile_plugin_kernels", lambda shape, architectures, cache: fake_kernels(shape, architectures)
+    )
+    monkeypatch.setattr(
+        engine_builder, "compile_commit_kernels", lambda shape, architectures, cache: fake_commit(shape, architectures)
     )
 
 
@@ -78,13 +83,24 @@ def test_target_and_drafter_are_checked_and_built(root: Path, tmp_path: Path) ->
     assert "engine.weights" in reasons[2]
 
 
-@pytest.mark.parametrize("until", ["package", "smoke", None])
-def test_what_needs_a_session_is_refused_before_work(root: Path, tmp_path: Path, until: str | None) -> None:
-    with pytest.raises(
-        PipelineErrors, match=r"stage package: .* not served; got engine.backend tensorrt_rtx; .*--until"
-    ):
+@pytest.mark.parametrize(("until", "stage"), [("package", "package"), ("smoke", "package"), (None, "package")])
+def test_what_needs_a_gpu_is_refused_before_work(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str | None, stage: str
+) -> None:
+    monkeypatch.setattr(device_engine, "load_driver", lambda: None)
+    with pytest.raises(ArtifactError, match=f"tiny: stage {stage}: runs on a GPU; got none; .*engine.backend=onnx"):
         run_pipeline(pipeline(), tmp_path / "build", root=root, until=until)
     assert not (tmp_path / "build").exists()
+
+
+def test_package_runs_where_a_gpu_is(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeMachine()
+    monkeypatch.setattr(device_engine, "load_driver", lambda: machine.driver)
+    run_pipeline(pipeline("never"), tmp_path / "build", root=root, until="package")
+    assert (tmp_path / "build" / "model_repository" / "ensemble" / "config.pbtxt").is_file()
+    monkeypatch.setattr(device_engine, "load_driver", lambda: None)
+    with pytest.raises(ArtifactError, match="engine: runs on a GPU; got none; serve it where there is one"):
+        serve(tmp_path / "build")
 
 
 def test_an_absent_package_is_named_before_work(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

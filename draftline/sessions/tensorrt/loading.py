@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftline.errors import ArtifactError
 from draftline.graphs.onnx_graph import TensorLocation
@@ -47,8 +47,16 @@ def _holds(path: Path, content: bytes) -> bool:
         return mapped.find(content) >= 0
 
 
-def load_plan(vendor: Vendor, directory: Path, plan: PlanFacts) -> tuple[Any, Any]:
-    """Deserialise a plan, its plugin registered; return the vendor's runtime, which must live as long, and engine.
+class LoadedPlan(NamedTuple):
+    """The vendor's ``engine``, and its ``runtime``, which must live as long. ``errors``: lines it logged as errors."""
+
+    runtime: Any
+    engine: Any
+    errors: list[str]
+
+
+def load_plan(vendor: Vendor, directory: Path, plan: PlanFacts) -> LoadedPlan:
+    """Deserialise a plan, its plugin registered.
 
     Raises: ArtifactError where the vendor does not load it: there is no GPU here, or not one that it was built for.
     """
@@ -61,7 +69,7 @@ def load_plan(vendor: Vendor, directory: Path, plan: PlanFacts) -> tuple[Any, An
     if engine is None:
         rule = "loads on a GPU that it was built for"
         raise ArtifactError(path, rule, "; ".join(errors) or "no reason", "see engine.compute_capabilities")
-    return runtime, engine
+    return LoadedPlan(runtime, engine, errors)
 
 
 def read_weight_locations(directory: Path, plan: PlanFacts) -> dict[str, TensorLocation]:

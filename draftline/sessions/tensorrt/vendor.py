@@ -28,21 +28,23 @@ DTYPE_NAMES = {
 @dataclass(frozen=True)
 class VendorFacts:
     """``library`` is the stem of the shared library, ``oldest`` the first release whose ONNX parser takes plugins of
-    IPluginV3 in the place of functions. ``needs_gpu``: the builder measures kernels on the device it builds for."""
+    IPluginV3 in the place of functions. ``needs_gpu``: the builder measures kernels on the device it builds for.
+    ``compiles_at_run_time``: an execution context compiles kernels for the shapes that it runs."""
 
     title: str
     package: str
     oldest: tuple[int, int]
     library: str
     needs_gpu: bool
+    compiles_at_run_time: bool
     compute_capabilities: tuple[int, ...]
 
 
 VENDORS: dict[Backend, VendorFacts] = {
-    "tensorrt": VendorFacts("TensorRT", "tensorrt-cu13", (10, 14), "nvinfer", True, ()),
+    "tensorrt": VendorFacts("TensorRT", "tensorrt-cu13", (10, 14), "nvinfer", True, False, ()),
     # Hopper and data-center Blackwell are not among them: 9.0, 10.0 and 10.3 are refused by setComputeCapability.
     "tensorrt_rtx": VendorFacts(
-        "TensorRT-RTX", "tensorrt-rtx-cu13", (1, 7), "tensorrt_rtx", False, (75, 80, 86, 89, 120, 121)
+        "TensorRT-RTX", "tensorrt-rtx-cu13", (1, 7), "tensorrt_rtx", False, True, (75, 80, 86, 89, 120, 121)
     ),
 }
 
