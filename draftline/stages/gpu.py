@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from draftline.sessions.tensorrt.vendor import Vendor
 
 KERNEL_CACHE, TIMING_CACHE = "kernel-cache", "timing.cache"  # beside the stages' outputs; they only save time
-SERVING_STAGES = ("package", "smoke")
 MAX_PARAMETERS = 1_000_000_000  # of a model whose network is checked unasked
 VENDOR_PACKAGES = ("tensorrt-cu13", "tensorrt-rtx-cu13", "triton")
 
@@ -57,8 +56,8 @@ def vendor_of(pipeline: Pipeline) -> tuple[Vendor, tuple[int, ...]]:
 def check_machine(pipeline: Pipeline, stages: Collection[str]) -> None:
     """Refuse, before any work, stages that this machine cannot run.
 
-    Raises: what ``vendor_of`` raises, of what it cannot build; ArtifactError for a stage that runs the engine, or
-    prepares that, where there is no GPU.
+    Raises: what ``vendor_of`` raises, of what it cannot build; ArtifactError where there is no GPU for the stage that
+    runs the engine.
     """
     if not is_on_gpu(pipeline):
         return
@@ -67,11 +66,10 @@ def check_machine(pipeline: Pipeline, stages: Collection[str]) -> None:
 
         vendor_of(pipeline)
         import_triton()
-    for stage in SERVING_STAGES:
-        if stage in stages:
-            from draftline.sessions.tensorrt.device_engine import require_driver
+    if "smoke" in stages:
+        from draftline.sessions.tensorrt.device_engine import require_driver
 
-            require_driver(f"{pipeline.name}: stage {stage}")
+        require_driver(f"{pipeline.name}: stage smoke")
 
 
 def step_limits(pipeline: Pipeline) -> StepLimits:

@@ -17,7 +17,7 @@ from draftline.stages import gpu
 from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
 from draftline.triton.server import serve
-from tests.sessions.tensorrt.fake_engines import FakeMachine, fake_commit
+from tests.sessions.tensorrt.fake_engines import fake_commit
 from tests.sessions.tensorrt.plans import fake_kernels
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle3
@@ -83,22 +83,22 @@ def test_target_and_drafter_are_checked_and_built(root: Path, tmp_path: Path) ->
     assert "engine.weights" in reasons[2]
 
 
-@pytest.mark.parametrize(("until", "stage"), [("package", "package"), ("smoke", "package"), (None, "package")])
+@pytest.mark.parametrize("until", ["smoke", None])
 def test_what_needs_a_gpu_is_refused_before_work(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str | None, stage: str
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str | None
 ) -> None:
     monkeypatch.setattr(device_engine, "load_driver", lambda: None)
-    with pytest.raises(ArtifactError, match=f"tiny: stage {stage}: runs on a GPU; got none; .*engine.backend=onnx"):
+    with pytest.raises(ArtifactError, match=r"tiny: stage smoke: runs on a GPU; got none; .*engine.backend=onnx"):
         run_pipeline(pipeline(), tmp_path / "build", root=root, until=until)
     assert not (tmp_path / "build").exists()
 
 
-def test_package_runs_where_a_gpu_is(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = FakeMachine()
-    monkeypatch.setattr(device_engine, "load_driver", lambda: machine.driver)
+def test_engines_are_packaged_without_a_gpu_and_served_with_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_engine, "load_driver", lambda: None)
     run_pipeline(pipeline("never"), tmp_path / "build", root=root, until="package")
     assert (tmp_path / "build" / "model_repository" / "ensemble" / "config.pbtxt").is_file()
-    monkeypatch.setattr(device_engine, "load_driver", lambda: None)
     with pytest.raises(ArtifactError, match="engine: runs on a GPU; got none; serve it where there is one"):
         serve(tmp_path / "build")
 
