@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,10 @@ def test_commands_parse() -> None:
         assert main(["validate", str(ROOT / arguments.file), *arguments.overrides]) == 0
         assert getattr(arguments, "until", None) in (None, *STEPS)
     for words in lines:
-        assert not words or words[0] in ("pip", "draftline", "torchrun") or (ROOT / words[0]).is_file()
+        if words[:2] == ["python", "-m"]:
+            assert find_spec(words[2]) is not None
+        else:
+            assert not words or words[0] in ("pip", "draftline", "torchrun") or (ROOT / words[0]).is_file()
 
 
 def test_the_trend_is_that_of_the_code() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from draftline.bench.prompts import render_prompts
 from draftline.config import load_pipeline
+from draftline.generation import load_engine
 from draftline.stages.runner import run_pipeline
 from draftline.training.acceptance import Settings, measure_acceptance
 from draftline.training.steps import PROVENANCE_FILE
@@ -49,3 +51,15 @@ def test_the_target_accepts_eagle3_most_often_and_the_others_too(tmp_path: Path)
         eagle3, eagle1, medusa = (first[name, held_out] for name in NAMES)
         assert eagle3 > max(eagle1, medusa, 0.2)
         assert min(eagle1, medusa) > 0.08
+
+
+@pytest.mark.end_to_end
+def test_the_head_and_n_grams_draft_in_one_tree(tmp_path: Path) -> None:
+    file = pipeline_file("smollm2-135m-eagle3-ngram")
+    run_pipeline(load_pipeline(file, ["check.perplexity=never"]), tmp_path / "both", root=file.parent, until="build")
+    with load_engine(tmp_path / "both" / "engine") as loaded:
+        prompts = render_prompts(loaded.tokenizer, ["Write the numbers from 1 to 20, each on a line of its own."])
+        (plain,) = loaded.generate(prompts, max_tokens=64, speculate=False)
+        (both,) = loaded.generate(prompts, max_tokens=64)
+    assert both.token_ids == plain.token_ids
+    assert both.metrics.speculation.acceptance_length > 1.2
