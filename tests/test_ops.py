@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from draftline import ops
 from draftline.errors import RequestError
+from draftline.kernels.cases import SMALL, KernelCase, StepCase, branching, chain, expected, kernel_inputs
 from draftline.kernels.shape import KernelShape
-from tests.kernels.cases import SMALL, KernelCase, branching, expected, kernel_inputs
 from tests.kernels.interpreter import interpreted, to_torch
-from tests.tree_attention_cases import Case, chain
 
-CASE = KernelCase(KernelShape(4, 2, 16, 8), SMALL, Case((40, 0), (branching(5), chain(2)), 0))
+CASE = KernelCase(KernelShape(4, 2, 16, 8), SMALL, StepCase((40, 0), (branching(5), chain(2)), 0))
 
 
 def attend_traced(inputs: dict[str, NDArray[Any]], scale: float) -> NDArray[np.float32]:

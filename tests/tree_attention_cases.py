@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
-from draftline.tree import build_tree_mask, chain_parents, pack_mask
+from draftline.kernels.cases import TABLE_KEYS, chain, make_step
+from draftline.kernels.cases import StepCase as Case
 
 # Scores and values are of order 1, sums over a few hundred keys in float32: rounding stays below 2e-6 in practice, a
 # wrong key, mask bit or position moves the result by more than 1e-3.
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 2e-3  # of float16: its rounding of a result between 2 and 4
-KEY_CHUNK = 128  # tokens; the block table spans a multiple of it
 
 
 class Shape(NamedTuple):
@@ -35,20 +35,8 @@ class Shape(NamedTuple):
         return float(self.head_size**-0.5)
 
 
-class Case(NamedTuple):
-    """Committed tokens and in-step tree (``parents``) of each sequence of a step."""
-
-    context_lengths: tuple[int, ...]
-    trees: tuple[tuple[int, ...], ...]
-    seed: int
-
-
-def chain(num_nodes: int) -> tuple[int, ...]:
-    return tuple(chain_parents(num_nodes).tolist())
-
-
 def num_columns(shape: Shape, num_keys: int) -> int:
-    return -(-num_keys // KEY_CHUNK) * KEY_CHUNK // shape.block_size
+    return -(-num_keys // TABLE_KEYS) * TABLE_KEYS // shape.block_size
 
 
 def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
@@ -75,41 +63,12 @@ def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> on
 
 
 def make_inputs(shape: Shape, case: Case) -> dict[str, NDArray[Any]]:
-    """Random rows, a pool whose blocks are handed out in random order, masks of W words for the largest tree."""
-    random = np.random.default_rng(case.seed)
-    lengths = [len(tree) for tree in case.trees]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    num_tokens, words = int(starts[-1]), -(-max(lengths) // 32)
-    masks = np.zeros((num_tokens, words), np.int32)
-    for first, tree in zip(starts, case.trees, strict=False):
-        packed = pack_mask(build_tree_mask(tree))
-        masks[first : first + len(tree), : packed.shape[1]] = packed
-    # As the session does it: columns for in-step tokens as well, though they own no block (-1), up to whole chunks.
-    committed_blocks = [-(-context // shape.block_size) for context in case.context_lengths]
-    keys = [context + length for context, length in zip(case.context_lengths, lengths, strict=True)]
-    table = np.full((len(keys), num_columns(shape, max(keys))), -1, np.int32)
-    num_blocks = sum(committed_blocks) + 3
-    free = random.permutation(num_blocks).tolist()
-    for row, count in enumerate(committed_blocks):
-        table[row, :count] = [free.pop() for _ in range(count)]
-
-    def normal(*size: int) -> NDArray[np.float32]:
-        return random.standard_normal(size).astype(np.float32)
-
-    def rows(num_heads: int) -> NDArray[Any]:
-        return normal(num_tokens, num_heads, shape.head_size).astype(np.float16 if shape.half_rows else np.float32)
-
-    pool = normal(num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_size)
-    return {
-        "q": rows(shape.num_heads),
-        "k_new": rows(shape.num_kv_heads),
-        "v_new": rows(shape.num_kv_heads),
-        "kv_pool": pool.astype(np.float16) if shape.half_pool else pool,
-        "block_table": table,
-        "context_lengths": np.array(case.context_lengths, np.int32),
-        "sequence_starts": starts,
-        "packed_mask": masks,
-    }
+    """Make a step's inputs as the kernels' cases do, with the shape's rows and pool."""
+    inputs = make_step(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, case)
+    if shape.half_rows:
+        inputs |= {name: inputs[name].astype(np.float16) for name in ("q", "k_new", "v_new")}
+    pool = inputs["kv_pool"]
+    return {**inputs, "kv_pool": pool.astype(np.float16) if shape.half_pool else pool}
 
 
 shapes = st.sampled_from(

@@ -1,136 +1,14 @@
-"""Random cases of the GPU kernels, each from a number; the first ones are borders."""
+"""Cases of the GPU kernels, run in Triton's interpreter."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from draftline.kernels.shape import KernelConfiguration, KernelShape, KvDtype
-from draftline.oracle import tree_attention
-from draftline.share import share_path
+from draftline.kernels.cases import KernelCase, expected, kernel_inputs, make_case, tolerance
 from tests.kernels.interpreter import interpreted, run_attention
-from tests.tree_attention_cases import Case, Shape, chain, make_inputs
-
-NUMPY_DTYPES: dict[str, Any] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-}
-CONTRACT = yaml.safe_load((share_path("plugins") / "tree_attention" / "contract.yaml").read_text(encoding="utf-8"))
-TOLERANCES = CONTRACT["implementations"]["gpu"]["tolerances"]
-SMALL = KernelConfiguration(16, 32, 64, 1, 4, 64, 4, 2)
-
-
-class KernelCase(NamedTuple):
-    shape: KernelShape
-    configuration: KernelConfiguration
-    step: Case
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-    @property
-    def scale(self) -> float:
-        return float(self.shape.head_size**-0.5)
-
-
-def branching(num_nodes: int) -> tuple[int, ...]:
-    return (-1, *(max(0, node - 1 - node % 5) for node in range(1, num_nodes)))
-
-
-BORDERS = (
-    KernelCase(KernelShape(4, 2, 16, 8), SMALL, Case((0,), ((-1,),), 0)),  # no context, one node
-    KernelCase(KernelShape(2, 1, 16, 16), SMALL, Case((200, 3), (branching(256), chain(2)), 1)),
-    KernelCase(KernelShape(3, 1, 64, 8, window=1), SMALL, Case((65, 0), (branching(9), chain(3)), 2)),
-    KernelCase(KernelShape(2, 2, 16, 8, window=40), SMALL, Case((300, 41, 39), (chain(70), (-1, 0, 0), chain(1)), 3)),
-    KernelCase(KernelShape(4, 2, 80, 16, "bfloat16", "bfloat16"), SMALL, Case((150, 64), (branching(5), chain(3)), 4)),
-    KernelCase(
-        KernelShape(4, 1, 96, 32, "bfloat16", "float8_e4m3fn"),
-        SMALL,
-        Case((129, 33), (branching(6), chain(2)), 5),
-        0.02,
-        0.5,
-    ),
-    KernelCase(KernelShape(2, 1, 256, 64), SMALL, Case((90,), (branching(4),), 6)),
-    KernelCase(KernelShape(16, 1, 16, 128, "float32", "float16"), SMALL, Case((260, 1), (branching(3), chain(4)), 7)),
-    # More rows than are split, so that the workspace holds those of each sequence apart.
-    KernelCase(
-        KernelShape(2, 2, 16, 8),
-        KernelConfiguration(16, 32, 32, 1, 8, 2, 4, 2),
-        Case((200, 190, 70), (chain(2), branching(9), chain(1)), 8),
-    ),
-)
-
-
-def make_case(number: int) -> KernelCase:
-    if number < len(BORDERS):
-        return BORDERS[number]
-    random = np.random.default_rng(number)
-
-    def choose(*choices: Any) -> Any:
-        return choices[int(random.integers(len(choices)))]
-
-    dtype, kv_dtype = choose(
-        *(
-            (dtype, kv_dtype)
-            for dtype, pools in CONTRACT["implementations"]["gpu"]["pairs"].items()
-            for kv_dtype in pools
-        )
-    )
-    heads, kv_heads = choose((1, 1), (2, 2), (4, 2), (3, 1), (7, 1))
-    size, block_size = choose(8, 16, 16, 24, 64, 80, 96, 128), choose(8, 16, 32, 64, 128)
-    shape = KernelShape(heads, kv_heads, size, block_size, dtype, kv_dtype, choose(0, 0, 0, 1, 6, 33, 90))
-    configuration = KernelConfiguration(
-        choose(16, 32, 64), choose(32, 64), choose(32, 64, 128), choose(1, 4), choose(1, 3, 20), choose(2, 64), 4, 2
-    )
-    contexts, trees = [], []
-    for _ in range(choose(1, 2, 3)):
-        num_nodes = choose(1, 1, 2, 3, 8, 17, 32, 33, 70)
-        contexts.append(choose(0, 1, 31, 64, int(random.integers(100)), int(random.integers(300))))
-        trees.append(choose(chain(num_nodes), (-1, *(int(random.integers(node)) for node in range(1, num_nodes)))))
-    scales = (0.02, 0.5) if kv_dtype == "float8_e4m3fn" else (1.0, 1.0)
-    return KernelCase(shape, configuration, Case(tuple(contexts), tuple(trees), number), *scales)
-
-
-def kernel_inputs(case: KernelCase) -> dict[str, NDArray[Any]]:
-    """Make the inputs in the case's dtypes; what no row may read of the pool is NaN."""
-    shape = case.shape
-    like = Shape(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, shape.window)
-    inputs = make_inputs(like, case.step)
-    pool = np.full_like(inputs["kv_pool"], np.nan)
-    for row, context in enumerate(case.step.context_lengths):
-        for position in range(0, context, shape.block_size):
-            block, count = inputs["block_table"][row, position // shape.block_size], context - position
-            pool[block, :, :, :count] = inputs["kv_pool"][block, :, :, :count]
-    scales = np.array([case.key_scale, case.value_scale], np.float32).reshape(1, 2, 1, 1, 1)
-    columns = -(-max(case.step.context_lengths) // shape.block_size)
-    rows = {name: inputs[name].astype(NUMPY_DTYPES[shape.dtype]) for name in ("q", "k_new", "v_new")}
-    return {
-        **inputs,
-        **rows,
-        "kv_pool": _stored(pool / scales, shape.kv_dtype),
-        "block_table": np.ascontiguousarray(inputs["block_table"][:, :columns]),
-    }
-
-
-def _stored(pool: NDArray[np.float32], kv_dtype: KvDtype) -> NDArray[Any]:
-    limited = np.clip(pool, -448, 448) if kv_dtype == "float8_e4m3fn" else pool
-    return limited.astype(NUMPY_DTYPES[kv_dtype])
-
-
-def expected(case: KernelCase, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
-    wide = {name: inputs[name].astype(np.float32) for name in ("q", "k_new", "v_new")}
-    return tree_attention(
-        **{**inputs, **wide},
-        scale=case.scale,
-        window=case.shape.window,
-        key_scale=case.key_scale,
-        value_scale=case.value_scale,
-    )
 
 
 def run(case: KernelCase, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -143,4 +21,4 @@ def difference(number: int) -> tuple[float, float]:
     """Return how far the kernels are from the oracle in case ``number``, and how far they may be."""
     case = make_case(number)
     inputs = kernel_inputs(case)
-    return float(np.abs(run(case, inputs) - expected(case, inputs)).max()), float(TOLERANCES[case.shape.dtype])
+    return float(np.abs(run(case, inputs) - expected(case, inputs)).max()), tolerance(case.shape.dtype)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftline.kernels.cases import BORDERS, SMALL, KernelCase, StepCase, branching, chain, kernel_inputs
 from draftline.kernels.shape import KernelShape
-from tests.kernels.cases import BORDERS, SMALL, KernelCase, branching, difference, kernel_inputs, run
-from tests.tree_attention_cases import Case, chain
+from tests.kernels.cases import difference, run
 
 
 @pytest.mark.parametrize("number", range(len(BORDERS) + 6))
@@ -39,7 +39,7 @@ def part_of(inputs: dict[str, NDArray[Any]], sequences: slice) -> dict[str, NDAr
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(window: int) -> None:
     """Though neighbours widen the table, and change which rows of the workspace are whose."""
     shape = KernelShape(2, 1, 16, 8, window=window)
-    case = KernelCase(shape, SMALL, Case((300, 129, 0), (branching(3), chain(40), chain(1)), 5))
+    case = KernelCase(shape, SMALL, StepCase((300, 129, 0), (branching(3), chain(40), chain(1)), 5))
     inputs = kernel_inputs(case)
     whole = run(case, inputs)
     for sequence in range(3):
@@ -48,7 +48,7 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(window: int) -> None:
 
 
 def test_what_is_not_finite_stays_in_its_sequence() -> None:
-    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, Case((70, 40), (chain(3), (-1, 0, 0, 1)), 0))
+    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, StepCase((70, 40), (chain(3), (-1, 0, 0, 1)), 0))
     inputs = kernel_inputs(case)
     before = run(case, inputs)
     inputs["v_new"][4] = np.nan  # node 1 of the second sequence
@@ -59,7 +59,7 @@ def test_what_is_not_finite_stays_in_its_sequence() -> None:
 
 def test_rows_behind_the_last_sequence_are_left_alone() -> None:
     """Steps are padded to the size that a CUDA graph was recorded for."""
-    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, Case((300,), (chain(2),), 0))
+    case = KernelCase(KernelShape(2, 1, 16, 8), SMALL, StepCase((300,), (chain(2),), 0))
     inputs = kernel_inputs(case)
     padded = {
         name: np.concatenate([inputs[name]] + [inputs[name][:1]] * 5) if name != "kv_pool" else inputs[name]

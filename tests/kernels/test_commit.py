@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from draftline.kernels.cases import NUMPY_DTYPES, SMALL
 from draftline.kernels.shape import Dtype, KernelShape, KvDtype
 from draftline.oracle import round_as_pool
-from tests.kernels.cases import NUMPY_DTYPES, SMALL
 from tests.kernels.interpreter import interpreted, run_attention, run_commit
 
 NUM_LAYERS, NUM_BLOCKS = 2, 5

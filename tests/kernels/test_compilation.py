@@ -13,6 +13,7 @@ import draftline.kernels.instructions
 from draftline.errors import ArtifactError, BuildError, MissingPackageError
 from draftline.kernels import cache as kernel_cache
 from draftline.kernels import source
+from draftline.kernels.cases import load_contract
 from draftline.kernels.compilation import ARCHITECTURES, compile_kernels
 from draftline.kernels.compiled import CompiledKernel
 from draftline.kernels.compiler import compile_kernel
@@ -20,8 +21,8 @@ from draftline.kernels.configurations import default_configuration
 from draftline.kernels.devices import SHARED_BYTES
 from draftline.kernels.report import main
 from draftline.kernels.shape import KernelConfiguration, KernelShape
-from tests.kernels.cases import CONTRACT
 
+CONTRACT = load_contract()
 SHAPE = KernelShape(32, 8, 64, 16)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from draftline.kernels.cases import SMALL, KernelCase, StepCase, branching, chain, kernel_inputs
 from draftline.kernels.configurations import default_configuration
 from draftline.kernels.counted import CountedStep, moved_bytes, needed_bytes
 from draftline.kernels.devices import ARCHITECTURES
 from draftline.kernels.moved import CONTEXTS, NODES, SHAPES, main
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from draftline.tree import build_tree_mask, pack_mask
-from tests.kernels.cases import SMALL, KernelCase, branching, kernel_inputs
 from tests.kernels.interpreter import count_bytes, interpreted
-from tests.tree_attention_cases import Case, chain
 
 MODELS = [
     KernelShape(32, 8, 128, 16),  # LLaMA 3 8B
@@ -42,17 +41,17 @@ def counted_step(shape: KernelShape, contexts: list[int], tree: tuple[int, ...])
 @pytest.mark.parametrize(
     ("shape", "configuration", "step"),
     [
-        (KernelShape(4, 2, 16, 8), SMALL, Case((150, 0, 33), (branching(5), chain(1), chain(2)), 0)),
-        (KernelShape(3, 1, 80, 16, window=40), SMALL, Case((200, 20), (branching(40), chain(45)), 0)),
+        (KernelShape(4, 2, 16, 8), SMALL, StepCase((150, 0, 33), (branching(5), chain(1), chain(2)), 0)),
+        (KernelShape(3, 1, 80, 16, window=40), SMALL, StepCase((200, 20), (branching(40), chain(45)), 0)),
         (
             KernelShape(2, 2, 16, 32, "bfloat16", "float8_e4m3fn"),
             KernelConfiguration(16, 64, 32, 1, 20, 2, 4, 2),
-            Case((300, 70), (chain(2), chain(3)), 0),
+            StepCase((300, 70), (chain(2), chain(3)), 0),
         ),
     ],
 )
 def test_counts_are_those_of_the_interpreter(
-    shape: KernelShape, configuration: KernelConfiguration, step: Case
+    shape: KernelShape, configuration: KernelConfiguration, step: StepCase
 ) -> None:
     inputs = kernel_inputs(KernelCase(shape, configuration, step))
     names = ("context_lengths", "sequence_starts", "packed_mask")

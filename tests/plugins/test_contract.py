@@ -12,15 +12,16 @@ from draftline.graphs.onnx_graph import DRAFTLINE
 from draftline.graphs.tree_attention import load_tree_attention_function
 from draftline.kernels import shape as kernel_shape
 from draftline.kernels.arguments import ARGUMENT_TYPES, SIGNATURES, constants
+from draftline.kernels.cases import load_contract
 from draftline.kernels.configurations import default_configuration
 from draftline.kernels.devices import ARCHITECTURES
 from draftline.kernels.shape import KernelShape
 from draftline.kernels.source import MODULES, source_path
 from draftline.share import share_path
-from tests.kernels.cases import CONTRACT
 from tests.tree_attention_cases import HALF_TOLERANCE, TOLERANCE, Shape, attention_model
 
 README = (share_path("plugins") / "tree_attention" / "README.md").read_text(encoding="utf-8")
+CONTRACT = load_contract()
 GPU = CONTRACT["implementations"]["gpu"]
 NAMES = {kind: [entry["name"] for entry in CONTRACT[kind]] for kind in ("inputs", "outputs", "attributes")}
 
