@@ -28,6 +28,23 @@ NEVER_BINARY_COMPATIBLE = 90  # from here on the compiler writes "a" variants, w
 _AGAIN = "build the engine again"
 
 
+def find_fitting(compiled_for: Sequence[int], architecture: int) -> int | None:
+    """Return the one of ``compiled_for`` whose code runs best on a GPU of ``architecture``, None where none does.
+
+    >>> find_fitting((80, 86, 90), 89), find_fitting((80, 90), 100)
+    (86, None)
+    """
+    return max(
+        (
+            own
+            for own in compiled_for
+            if own == architecture
+            or (own < NEVER_BINARY_COMPATIBLE and own // 10 == architecture // 10 and own < architecture)
+        ),
+        default=None,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class PluginKernels:
     """The attention kernels of one shape, for each architecture that an engine is built for. Equal are one object's."""
@@ -62,17 +79,12 @@ class PluginKernels:
 
         Code of 8.x runs on a later 8.y as well. Raises: ArtifactError where there is none.
         """
-        fitting = [
-            own
-            for own in self.architectures
-            if own == architecture
-            or (own < NEVER_BINARY_COMPATIBLE and own // 10 == architecture // 10 and own < architecture)
-        ]
-        if not fitting:
+        fitting = find_fitting(self.architectures, architecture)
+        if fitting is None:
             built = ", ".join(map(str, self.architectures))
             rule, cure = f"runs on a GPU of one of the architectures {built}", "add it to engine.compute_capabilities"
             raise ArtifactError("engine", rule, f"a GPU of {architecture}", f"{cure} and {_AGAIN}")
-        return max(fitting)
+        return fitting
 
     def find(self, name: str, architecture: int) -> CompiledKernel:
         """Return the kernel ``name`` of one of the ``architectures``."""
