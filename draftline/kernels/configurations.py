@@ -38,9 +38,7 @@ def largest_tile(shape: KernelShape, architecture: int) -> Tile:
         return Tile(64, 32) if size <= (128 if has_matrix_units else 64) else Tile(32, 32)
     if size > 128:
         return Tile(64, 32) if has_matrix_units else Tile(32, 32, 3 if is_windowed else 2)
-    if is_windowed:
-        return Tile(64, 32)
-    return Tile(64, 64, 3 if architecture == 100 and 80 < size < 128 else 2)
+    return Tile(64, 32 if is_windowed else 64, 3 if architecture == 100 and 80 < size < 128 else 2)
 
 
 def candidates(shape: KernelShape, architecture: int) -> Iterator[KernelConfiguration]:

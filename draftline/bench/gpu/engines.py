@@ -13,6 +13,7 @@ from draftline.bench.gpu.device import open_gpu
 from draftline.bench.gpu.findings import Finding, PartCall
 from draftline.bench.gpu.plugin import backend_of
 from draftline.errors import BuildError
+from draftline.graphs.tensorrt_operators import NetworkDtype
 from draftline.share import share_path
 
 REFERENCE = "cpu"
@@ -25,12 +26,13 @@ class CheckedEngine:
 
     name: str
     pipeline: str
-    dtype: str
+    dtype: NetworkDtype
 
     def overrides(self, backend: str, architecture: int) -> list[str]:
         """Return what differs from the pipeline file: the GPU, the dtype, and checks of other machines."""
         dtypes = [f"{field}={self.dtype}" for field in ("target.dtype", "engine.weights_dtype", "kv_cache.dtype")]
-        gpu = [f"engine.backend={backend}", f"engine.compute_capabilities=[{architecture}]"]
+        capabilities = str([architecture] if backend == "tensorrt_rtx" else [])  # TensorRT builds for where it runs
+        gpu = [f"engine.backend={backend}", f"engine.compute_capabilities={capabilities}"]
         return [*dtypes, *gpu, "check.network=never", "check.perplexity=never"]
 
 

@@ -91,14 +91,18 @@ def make_batch(
     """Make the step of ``sequences``, of whose rows all are sampled, greedily, or the last one only."""
     num_rows = int(sequences.starts[-1])
     rows = np.arange(num_rows - 1 if only_last else 0, num_rows, dtype=np.int32)
+    feeds = sequences.attention_feeds(block_size)
     return StepBatch(
         input_ids=input_ids.astype(np.int32),
         position_ids=sequences.positions,
+        sequence_starts=feeds["sequence_starts"],
+        context_lengths=feeds["context_lengths"],
+        block_table=feeds["block_table"],
+        packed_mask=feeds["packed_mask"],
         sample_rows=rows,
         temperature=np.zeros(len(rows), np.float32),
         top_k=np.zeros(len(rows), np.int32),
         top_p=np.ones(len(rows), np.float32),
         uniform=np.zeros(len(rows), np.float32),
         wants_logits=True,
-        **sequences.attention_feeds(block_size),
     )
