@@ -13,6 +13,7 @@ import draftline.kernels.instructions
 from draftline.errors import ArtifactError, BuildError, MissingPackageError
 from draftline.kernels import cache as kernel_cache
 from draftline.kernels import source
+from draftline.kernels.arguments import QUICK
 from draftline.kernels.cases import load_contract
 from draftline.kernels.compilation import ARCHITECTURES, compile_kernels
 from draftline.kernels.compiled import CompiledKernel
@@ -43,7 +44,7 @@ def test_examples() -> None:
 
 def test_every_architecture_has_every_kernel_without_spills(kernels: tuple[CompiledKernel, ...]) -> None:
     assert [(kernel.architecture, kernel.name) for kernel in kernels] == [
-        (architecture, name) for architecture in ARCHITECTURES for name in CONTRACT["kernels"]
+        (architecture, name) for architecture in ARCHITECTURES for name in CONTRACT["kernels"] if name != QUICK
     ]
     for kernel in kernels:
         assert kernel.cubin.startswith(b"\x7fELF")
