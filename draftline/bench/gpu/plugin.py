@@ -100,7 +100,7 @@ def attention_graph(shape: KernelShape) -> onnx.ModelProto:
     types = dict.fromkeys(sizes, TensorProto.INT32) | dict.fromkeys(("q", "k_new", "v_new"), row) | {"kv_pool": pool}
     inputs = [graph.input(name, types[name], own) for name, own in sizes.items()]
     attributes = {name: getattr(shape, name) for name in ("num_heads", "num_kv_heads", "head_size", "block_size")}
-    scales = {"scale": float(size**-0.5), "key_scale": 1.0, "value_scale": 1.0}
+    scales: dict[str, Any] = {"scale": float(size**-0.5), "key_scale": 1.0, "value_scale": 1.0}
     out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, window=shape.window, **scales)
     graph.output(out, "out", row, ["T", heads * size])
     return graph.model("attention", [load_tree_attention_function()])
