@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from draftline.errors import BuildError
 from draftline.graphs.tree_attention import load_tree_attention_function
 from draftline.kernels.arguments import QUICK, SIGNATURES, constants
+from draftline.kernels.cases import SMALL, KernelCase, branching, expected, kernel_inputs
 from draftline.kernels.compiled import CompiledKernel
 from draftline.kernels.configurations import default_configuration
 from draftline.kernels.launches import attention_launches
@@ -39,7 +40,6 @@ from draftline.sessions.tensorrt.quick_plugin import (
     register_quick_plugin,
 )
 from draftline.sessions.tensorrt.vendor import VENDORS, Vendor
-from tests.kernels.cases import SMALL, KernelCase, branching, expected, kernel_inputs
 from tests.kernels.interpreter import interpreted, to_torch
 from tests.sessions.tensorrt.fake_quick_plugins import FakeQuickPlugins, evaluate
 from tests.sessions.tensorrt.plans import emit_tiny, rtx
