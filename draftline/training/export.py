@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,9 +17,17 @@ from draftline.checkpoints.disk_space import disk_full_named
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 from draftline.errors import CheckpointError
+from draftline.training.examples import Examples
 from draftline.training.heads.head import DraftHead
 
+FINISHING_ROWS = 65536
 CONFIG_FILE, PROVENANCE_FILE = "config.json", "provenance.json"
+
+
+def finish_head(head: DraftHead, examples: Examples) -> dict[str, float]:
+    """Make a trained head ready to be exported, by the first rows of its data; return numbers worth telling."""
+    features = torch.from_numpy(np.array(examples.features[:FINISHING_ROWS]))
+    return head.finish(features.to(head.target_embedding.device))
 
 
 def export_draft(head: DraftHead, directory: Path, provenance: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from draftline.training.answers import answer_prompts, describe_answers
 from draftline.training.checkpoint import STATE_FILE, Position, load_state
 from draftline.training.description import DESCRIPTION_FILE, Description, check_same, load_description
 from draftline.training.examples import Examples, hash_examples, open_examples, read_index
-from draftline.training.export import export_draft
+from draftline.training.export import export_draft, finish_head
 from draftline.training.heads import DraftHead
 from draftline.training.making import make_head
 from draftline.training.measuring import check_held_out_packages, measure_draft
@@ -231,7 +231,11 @@ class _Run:
         notes: Mapping[str, float],
     ) -> None:
         provenance = describe_provenance(self.pipeline, self.settings, examples, inputs, position, self.argv)
-        provenance["training"] |= {**notes, "held_back": load_log(self.folders.train / LOG_FILE)[1][-1]}
+        provenance["training"] |= {
+            **notes,
+            **finish_head(head, examples),
+            "held_back": load_log(self.folders.train / LOG_FILE)[1][-1],
+        }
         self.folders.draft.parent.mkdir(parents=True, exist_ok=True)
         export_draft(head, self.folders.draft, provenance)
         outputs = record_outputs(self.folders.draft, FileHasher())

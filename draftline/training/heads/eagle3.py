@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from draftline.training.heads.head import HeadLoss, rms_norm
 from draftline.training.heads.rows import Rows, real_rows
 from draftline.training.heads.target_tensors import TargetTensors
 
+MAX_FC_OUTPUT = 2.0**12  # float16 ends at 65504: sixteen times it is room for other texts and for what the layer adds
 ROTARY_BASE = 10000.0  # what readers take where config.json has none; published heads do no better with the target's
 
 
@@ -131,6 +133,19 @@ class Eagle3Head(EagleHead):
 
     def projections(self) -> list[nn.Parameter]:
         return [self.lm_head]
+
+    def finish(self, features: Tensor) -> dict[str, float]:
+        """Scale the residual stream by a power of two, so that ``fc`` of ``features`` ends at ``MAX_FC_OUTPUT``.
+
+        Whatever reads the stream norms it first, so that drafts stay what they were but for the norms' epsilon. Targets
+        have tokens of massive activations (arXiv 2402.17762), from which ``fc`` goes beyond float16 otherwise.
+        """
+        with torch.no_grad():
+            largest = float(self.fc(features[:, : -self.head_config.target_hidden_size].float()).abs().max())
+            scale = min(1.0, 2.0 ** math.floor(math.log2(MAX_FC_OUTPUT / largest))) if largest > 0 else 1.0
+            for matrix in (self.fc.weight, self.layer.o_proj.weight, self.layer.down_proj.weight):
+                matrix.mul_(scale)
+        return {"stream_scale": scale}
 
     def tensors(self) -> dict[str, Tensor]:
         size = self.head_config.vocab_size

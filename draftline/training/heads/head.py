@@ -54,6 +54,10 @@ class DraftHead(nn.Module):
         """Return the trained projections to a vocabulary: matrices whose rows are tokens, each rare or frequent."""
         return []
 
+    def finish(self, features: Tensor) -> dict[str, float]:
+        """Make ready to be written, given ``features [N, F]`` of the data; return numbers worth telling."""
+        return {}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return what the published layout stores, under its names."""
         raise NotImplementedError

@@ -45,6 +45,24 @@ def gradients(head: DraftHead, batch: Batch) -> tuple[HeadLoss, dict[str, torch.
     return result, {name: value.grad.clone() for name, value in head.named_parameters() if value.grad is not None}
 
 
+def test_a_finished_eagle3_head_fits_into_float16_and_drafts_as_before(target: TinyTarget, batch: Batch) -> None:
+    """A power of two is exact; the tolerance is what the norms' epsilon is beside a stream of 2 to the 12."""
+    head = make_head("eagle3", target.tensors, steps=4)
+    assert isinstance(head, Eagle3Head)
+    features = batch.features[batch.features.isfinite().all(-1)]  # without padding
+    assert head.finish(features) == {"stream_scale": 1.0}
+    with torch.no_grad():
+        for matrix in (head.fc.weight, head.layer.o_proj.weight, head.layer.down_proj.weight):
+            matrix.mul_(2.0**26)
+    before, columns = head(batch), slice(None, -head.head_config.target_hidden_size)
+    scale = head.finish(features)["stream_scale"]
+    assert math.log2(scale) == round(math.log2(scale)) < 0
+    assert 2**11 < float(head.fc(features[:, columns]).detach().abs().max()) <= 2**12
+    after = head(batch)
+    torch.testing.assert_close(after.loss, before.loss, rtol=1e-5, atol=0)
+    assert torch.equal(after.num_accepted, before.num_accepted)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_eagle3_is_the_dense_reference(target: TinyTarget, batch: Batch, steps: int) -> None:
     head = make_head("eagle3", target.tensors, steps=steps)
