@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from draftline.kernels.cost import WORKLOADS, predict_us
-from draftline.kernels.devices import DEVICES
+from draftline.kernels.devices import DEVICES, SHARED_BYTES
 from draftline.kernels.shape import DTYPE_BYTES, KernelConfiguration, KernelShape
 
 MAX_SPLIT_ROWS = 64
@@ -22,10 +22,11 @@ class Tile(NamedTuple):
     rows: int
     keys: int
     num_stages: int = 2
+    num_warps: int = 4
 
 
 def largest_tile(shape: KernelShape, architecture: int) -> Tile:
-    """Return the largest tile whose program of four warps spills no registers.
+    """Return the largest tile whose program spills no registers, of four warps where that is possible.
 
     Found by compiling (``python -m draftline.kernels.report`` shows registers and spills). A tile of 64 rows gives each
     warp rows of its own; smaller ones share them, which costs barriers, and are taken where registers run out.
@@ -33,12 +34,23 @@ def largest_tile(shape: KernelShape, architecture: int) -> Tile:
     size, is_windowed = shape.head_size, shape.window > 0
     has_matrix_units = architecture in (90, 100)  # products of a warp group or of tensor memory: fewer registers
     if shape.dtype == "float32":
-        return Tile(32, 32) if size <= 64 else Tile(16, 32)
+        return _float32_tile(size, architecture)
     if shape.kv_dtype == "float8_e4m3fn":  # decoded in registers
         return Tile(64, 32) if size <= (128 if has_matrix_units else 64) else Tile(32, 32)
     if size > 128:
         return Tile(64, 32) if has_matrix_units else Tile(32, 32, 3 if is_windowed else 2)
     return Tile(64, 32 if is_windowed else 64, 3 if architecture == 100 and 80 < size < 128 else 2)
+
+
+def _float32_tile(size: int, architecture: int) -> Tile:
+    """Heads of 80 spill on 8.0 and 9.0 still, those of 256 on 12.0."""
+    if size <= 64:
+        return Tile(32, 32)
+    if size <= 80:
+        return Tile(16, 16, num_warps=8)
+    if size > 128 and SHARED_BYTES[architecture] < 100 * 1024:  # two stages of the in-step tile do not fit
+        return Tile(16, 32, num_stages=1, num_warps=8)
+    return Tile(16, 32, num_warps=4 if size > 128 or architecture == 120 else 8)
 
 
 def candidates(shape: KernelShape, architecture: int) -> Iterator[KernelConfiguration]:
@@ -55,7 +67,7 @@ def candidates(shape: KernelShape, architecture: int) -> Iterator[KernelConfigur
                 min_keys_per_row=min_keys_per_row,
                 max_sections=max_sections,
                 max_split_rows=MAX_SPLIT_ROWS,
-                num_warps=4,
+                num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
             )
 
