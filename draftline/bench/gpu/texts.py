@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,7 @@ def check_texts(call: PartCall) -> None:
 def with_cuda_graphs(config: EngineConfig, has_graphs: bool) -> EngineConfig:
     """Return the config of the same engine with CUDA graphs on or off."""
     assert config.tensorrt is not None, "asked of engines on a GPU"
-    setting: dict[str, Any] = {"cuda_graphs": has_graphs}
-    return dataclasses.replace(config, tensorrt=dataclasses.replace(config.tensorrt, **setting))
+    return dataclasses.replace(config, tensorrt=dataclasses.replace(config.tensorrt, cuda_graphs=has_graphs))
 
 
 class FirstDifference(NamedTuple):
