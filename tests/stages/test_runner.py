@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from draftline.config import Pipeline
-from draftline.errors import ArtifactError, DraftlineError, PipelineErrors
+from draftline.errors import ArtifactError, DraftlineError, MissingPackageError
 from draftline.manifest import FileHasher, find_damage, load_manifest, lock_directory
 from draftline.stages.progress import Progress
 from draftline.stages.runner import StageReport, run_pipeline
@@ -170,8 +170,11 @@ def test_a_dry_run_writes_nothing_and_says_what_would_run(root: Path) -> None:
     assert dry(weights_dtype="int8")[1] == "smoke: build runs first; only if its output changes"
 
 
-def test_refusals_come_before_any_work(root: Path) -> None:
-    with pytest.raises(PipelineErrors, match=r"engine\.backend"):
+def test_refusals_come_before_any_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(
+        MissingPackageError, match=r"engine\.backend: tensorrt: needs the package tensorrt-cu13; got none"
+    ):
         run(root, backend="tensorrt")
     assert not (root / "build").exists()
     (root / "build" / "engine").mkdir(parents=True)
