@@ -172,9 +172,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_run(root: Path) -> None:
 
 def test_refusals_come_before_any_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(
-        MissingPackageError, match=r"engine\.backend: tensorrt: needs the package tensorrt-cu13; got none"
-    ):
+    with pytest.raises(MissingPackageError, match=r"engine\.backend: tensorrt: needs the package tensorrt-cu13"):
         run(root, backend="tensorrt")
     assert not (root / "build").exists()
     (root / "build" / "engine").mkdir(parents=True)
