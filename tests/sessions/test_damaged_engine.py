@@ -64,7 +64,10 @@ def test_whole_engines_load(engines: dict[str, Path]) -> None:
         ),
         (lambda d: d.update(format_version=99), ["config.json: format_version", "got 99"]),
         (lambda d: d.pop("format_version"), ["config.json: format_version", "got None"]),
-        (lambda d: d.update(backend="steam"), ["config.json: backend: must be onnxruntime; got steam"]),
+        (
+            lambda d: d.update(backend="steam"),
+            ["config.json: backend: is one of onnxruntime, tensorrt, tensorrt_rtx; got steam"],
+        ),
         (lambda d: d.update(kernels="steam"), ["config.json: kernels: must be native or onnxruntime; got steam"]),
         (lambda d: d.update(pool_dtype="int3"), ["config.json: pool_dtype: must be float32 or float16; got int3"]),
         (lambda d: d.pop("model"), ["config.json", "model"]),
