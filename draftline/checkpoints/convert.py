@@ -44,7 +44,7 @@ def convert_checkpoint(
     checkpoint = open_source(source, dtype)
     targets = check_tensors(checkpoint.config, checkpoint.tensors, checkpoint.where)
     check_source_dtypes(targets, checkpoint.tensors)
-    _check_tied_head(checkpoint)
+    check_tied_head(checkpoint)
     num_bytes = num_converted_bytes(targets, dtype)
     with replace_directory(destination) as directory, disk_full_named(destination, num_bytes):
         checkpoint.write_tokenizer(directory)
@@ -74,7 +74,8 @@ def open_source(source: Path, dtype: str) -> SourceCheckpoint:
     return open_gguf(files[0], dtype)
 
 
-def _check_tied_head(checkpoint: SourceCheckpoint) -> None:
+def check_tied_head(checkpoint: SourceCheckpoint) -> None:
+    """Raise CheckpointError where a head beside a tied embedding is not the very same tensor."""
     if not checkpoint.config.share_embedding_table or LM_HEAD.key not in checkpoint.tensors:
         return
     head, embedding = checkpoint.tensors[LM_HEAD.key], checkpoint.tensors[EMBEDDING.sources[0]]

@@ -73,7 +73,7 @@ def converted_entries(
     def chunks(target: TargetTensor) -> Iterator[NDArray[Any]]:
         nonlocal done_bytes
         for name, _ in target.sources:
-            for chunk in _converted_chunks(name, tensors[name], dtype):
+            for chunk in converted_chunks(name, tensors[name], dtype):
                 yield chunk
                 done_bytes += chunk.nbytes
                 progress(done_bytes)
@@ -81,7 +81,7 @@ def converted_entries(
     return [TensorEntry(target.key, dtype, target.shape, partial(chunks, target)) for target in wanted]
 
 
-def _converted_chunks(name: str, tensor: SourceTensor, dtype: str) -> Iterator[NDArray[Any]]:
+def converted_chunks(name: str, tensor: SourceTensor, dtype: str) -> Iterator[NDArray[Any]]:
     """Yield a tensor's chunks in ``dtype``, rounding to nearest even; every element read and written is finite."""
     for chunk in tensor.chunks():
         if not is_finite(chunk, tensor.dtype):

@@ -122,8 +122,9 @@ def write_safetensors(path: Path, entries: Sequence[TensorEntry], metadata: Mapp
     Raises:
         CheckpointError: the disk is too small (found before the first byte is written, or while writing).
     """
-    header = _build_header(entries, metadata or {})
-    total_bytes = len(header) + sum(_num_bytes(entry.dtype, entry.shape) for entry in entries)
+    tensors = {entry.name: (entry.dtype, entry.shape) for entry in entries}
+    assert len(tensors) == len(entries), "every tensor has another name"
+    header, _, total_bytes = lay_out(tensors, metadata)
     check_free_space(path, total_bytes)
     temporary = path.with_name(path.name + ".partial")
     try:
@@ -147,18 +148,23 @@ def _write_all(descriptor: int, chunk: bytes | memoryview | NDArray[Any]) -> int
     return num_bytes
 
 
-def _build_header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+def lay_out(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int], int]:
+    """Return the header of a file of ``tensors`` (dtype and shape by name), their byte offsets, and the file's size."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offsets = {}
     position = 0
-    for entry in entries:
-        assert entry.name not in header, entry.name
-        end = position + _num_bytes(entry.dtype, entry.shape)
-        code = SAFETENSORS_CODES[entry.dtype]
-        header[entry.name] = {"dtype": code, "shape": list(entry.shape), "data_offsets": [position, end]}
+    for name, (dtype, shape) in tensors.items():
+        offsets[name], end = position, position + _num_bytes(dtype, shape)
+        code = SAFETENSORS_CODES[dtype]
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
+    start = 8 + len(text)
+    whole_offsets = {name: start + offset for name, offset in offsets.items()}
+    return len(text).to_bytes(8, "little") + text, whole_offsets, start + position
 
 
 def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:

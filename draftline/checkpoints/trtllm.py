@@ -15,14 +15,16 @@ from typing import Any
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.dtypes import EXPONENT_BITS
 from draftline.checkpoints.huggingface_config import FAMILIES, ROPE_TYPES
-from draftline.checkpoints.json_object import load_json
+from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "rank0.safetensors"
 
-# Our field -> TensorRT-LLM's key, where they differ. `dense_bias`, `sliding_window` and `eos_token_ids` are ours alone.
+# Our field -> TensorRT-LLM's key, where they differ.
 KEYS = {"qkv_bias": "attn_bias", "qk_norm": "qk_layernorm"}
+# Keys that are ours alone.
+OWN_KEYS = ("dense_bias", "sliding_window", "eos_token_ids")
 
 # Always the same in what draftline writes.
 FIXED: dict[str, Any] = {
@@ -40,10 +42,20 @@ _AGAIN = "convert the checkpoint again"
 
 def write_checkpoint_config(path: Path, config: CheckpointConfig) -> None:
     """Write ``config.json``; the file appears under its name only when it is whole."""
+    write_json(path, config_values(config))
+
+
+def config_values(config: CheckpointConfig) -> dict[str, Any]:
+    """Return ``config.json`` of a checkpoint for one rank."""
     values: dict[str, Any] = {KEYS.get(name, name): value for name, value in dataclasses.asdict(config).items()}
     values |= FIXED
     if config.architecture in QWEN_TYPES:
         values["qwen_type"] = QWEN_TYPES[config.architecture]
+    return values
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON object; the file appears under its name only when it is whole."""
     temporary = path.with_name(path.name + ".partial")
     try:
         temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -65,6 +77,11 @@ def load_checkpoint_config(directory: Path) -> CheckpointConfig:
     for key in ("mapping", "quantization"):
         if raw.get(key) != FIXED[key]:
             raise raw.error(key, f"{json.dumps(FIXED[key])}", raw.get(key), "convert for one rank, not quantised")
+    return parse_config(raw)
+
+
+def parse_config(raw: JsonObject) -> CheckpointConfig:
+    """Return what ``config.json`` says of the model itself. Raises: CheckpointError where a key is missing or wrong."""
     for key, allowed in (("architecture", FAMILIES), ("dtype", EXPONENT_BITS)):
         if raw.text(key) not in allowed:
             raise raw.error(key, f"one of {', '.join(allowed)}", raw.get(key), _AGAIN)
