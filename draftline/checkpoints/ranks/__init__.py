@@ -1,4 +1,4 @@
-"""TensorRT-LLM's checkpoint format for several GPUs: ``config.json`` and ``rank0.safetensors`` .. ``rankN.safetensors``.
+"""TensorRT-LLM's checkpoint format for several GPUs: ``config.json`` and a ``rankN.safetensors`` for each.
 
 A tensor's *whole* is what one rank alone would have; ``cuts`` says which rows or columns of it each rank holds.
 """

@@ -13,14 +13,27 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.convert import check_tied_head, open_source
-from draftline.checkpoints.converted import check_destination, check_source_dtypes, replace_directory
+from draftline.checkpoints.converted import (
+    check_destination,
+    check_source_dtypes,
+    converted_chunks,
+    replace_directory,
+)
 from draftline.checkpoints.disk_space import check_free_space, disk_full_named
 from draftline.checkpoints.drafts.eagle import read_eagle1
 from draftline.checkpoints.drafts.medusa import read_medusa
+from draftline.checkpoints.drafts.source_head import SourceHead
 from draftline.checkpoints.dtypes import check_convertible_dtype, numpy_dtype
-from draftline.checkpoints.names import check_tensors
+from draftline.checkpoints.names import TargetTensor, check_tensors
 from draftline.checkpoints.ranks.config import write_layout_config
-from draftline.checkpoints.ranks.layout import DRAFT_PREFIX, Layout, Speculation, check_layout
+from draftline.checkpoints.ranks.layout import (
+    DRAFT_PREFIX,
+    Layout,
+    Speculation,
+    check_layout,
+    eagle_shapes,
+    medusa_shapes,
+)
 from draftline.checkpoints.ranks.mapping import Mapping
 from draftline.checkpoints.ranks.split import write_ranks
 from draftline.checkpoints.source_tensor import SourceTensor
@@ -95,14 +108,25 @@ def _open_head(head: HeadSource, target: CheckpointConfig, dtype: str) -> tuple[
         raise CheckpointError(head.folder, "the draft checkpoint is a folder", "no such folder", "correct the path")
     found = _READERS[head.method](head.folder, target, dtype)
     check_source_dtypes(found.wanted, found.tensors)
-    tensors = dict(found.tensors)
-    if head.method == "eagle1" and not found.config.fc_bias:
-        tensors["fc.bias"] = _zeros(head.folder, found.config.hidden_size, dtype)
-    return Speculation(found.config, head.num_draft_tokens, head.max_depth, head.max_non_leaves), tensors
+    config = found.config
+    tensors = {wanted.key: _converted(wanted, found, head.folder, dtype) for wanted in found.wanted}
+    known = medusa_shapes(config) if head.method == "medusa" else eagle_shapes(config)
+    layers = [layer for layer in range(1, config.num_layers) if head.method == "eagle1"]
+    if unknown := [key for key in tensors if key not in known] or [f"layers.{layer}" for layer in layers]:
+        rule = "TensorRT-LLM's network of such a draft has every tensor of it"
+        cure = "set engine.backend to onnxruntime"
+        raise CheckpointError(head.folder, rule, f"also {', '.join(unknown)}", cure)
+    if "fc.bias" in known and "fc.bias" not in tensors:
+        zeros = np.zeros(config.hidden_size, numpy_dtype(dtype))
+        tensors["fc.bias"] = SourceTensor(head.folder, dtype, zeros.shape, lambda: iter([zeros]))
+    return Speculation(config, head.num_draft_tokens, head.max_depth, head.max_non_leaves), tensors
 
 
-def _zeros(where: Path, size: int, dtype: str) -> SourceTensor:
+def _converted(wanted: TargetTensor, head: SourceHead, where: Path, dtype: str) -> SourceTensor:
+    """Return a tensor of a converted head, whatever its source calls its parts."""
+
     def chunks() -> Iterator[NDArray[Any]]:
-        yield np.zeros(size, numpy_dtype(dtype))
+        for name, _ in wanted.sources:
+            yield from converted_chunks(name, head.tensors[name], dtype)
 
-    return SourceTensor(where, dtype, (size,), chunks)
+    return SourceTensor(where, dtype, wanted.shape, chunks)

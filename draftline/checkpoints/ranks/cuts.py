@@ -14,8 +14,8 @@ from typing import Literal
 
 Kind = Literal["whole", "rows", "columns", "heads", "vocabulary"]
 
-# What follows the name of a tensor's owner -> how it is divided. `heads` are rows of q, k and v, each divided by itself;
-# `vocabulary` are rows, filled up with zeros until they divide.
+# What follows the name of a tensor's owner -> how it is divided. `heads` are rows of q, k and v, each divided by
+# itself; `vocabulary` are rows, filled up with zeros until they divide.
 CUTS: dict[str, Kind] = {
     "vocab_embedding.weight": "whole",
     "input_layernorm.weight": "whole",
@@ -57,7 +57,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Band:
-    """Rows ``start .. stop - 1`` of the whole, or their ``columns``, lie from row ``at`` on at ``place`` in the stage."""
+    """Rows ``start .. stop - 1`` of the whole, or ``columns`` of them, lie from row ``at`` on at ``place``."""
 
     place: int
     start: int
@@ -68,7 +68,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Slice:
-    """A rank's part of a tensor: its shape, the same at every place, and the bands of all places, in the order of rows."""
+    """A rank's part of a tensor: its shape, the same at every place, and the bands of all places in order of rows."""
 
     shape: tuple[int, ...]
     bands: tuple[Band, ...]

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.drafts.eagle import eagle_tensors
-from draftline.checkpoints.drafts.medusa import medusa_tensors
 from draftline.checkpoints.names import EMBEDDING, LM_HEAD, TargetTensor, weight_map
 from draftline.checkpoints.ranks.cuts import Heads, Slice, cut
 from draftline.checkpoints.ranks.mapping import Mapping
 from draftline.errors import CheckpointError
 
-DRAFT_PREFIX = "draft:"  # of the names of a head's source tensors, which may be the target's names
+DRAFT_PREFIX = "draft:"  # of the names of a converted head's tensors among those of the target's source
 MAX_NON_LEAVES_PER_LAYER = 10  # the converter's default
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.")
@@ -80,28 +77,54 @@ class Layout:
             return wanted
         head, embedding, lm_head = self.speculation.head, wanted[0], wanted[-1]
         if head.method == "medusa":
-            for tensor in medusa_tensors(dataclasses.replace(head, owns_medusa_lm_heads=True)):
-                borrowed = tensor.key.endswith(LM_HEAD.key) and not head.owns_medusa_lm_heads
-                wanted.append(_from(lm_head, tensor) if borrowed else _from_draft(tensor))
+            for key, shape in medusa_shapes(head).items():
+                borrowed = key.endswith(LM_HEAD.key) and not head.owns_medusa_lm_heads
+                wanted.append(dataclasses.replace(lm_head, key=key) if borrowed else _of_draft(key, key, shape))
             return wanted
         for copy in range(self.speculation.max_depth):
             owner = f"eagle_nets.{copy}."
             wanted.append(dataclasses.replace(lm_head, key=owner + LM_HEAD.key))
-            for tensor in eagle_tensors(dataclasses.replace(head, fc_bias=True, owns_embedding=True)):
-                borrowed = tensor.key == "vocab_embedding.weight" and not head.owns_embedding
-                renamed = dataclasses.replace(tensor, key=f"{owner}drafter.{tensor.key}")
-                wanted.append(_from(embedding, renamed) if borrowed else _from_draft(renamed))
+            for name, shape in eagle_shapes(head).items():
+                borrowed = name == "vocab_embedding.weight" and not head.owns_embedding
+                key = f"{owner}drafter.{name}"
+                wanted.append(dataclasses.replace(embedding, key=key) if borrowed else _of_draft(key, name, shape))
         return wanted
 
 
-def _from(source: TargetTensor, tensor: TargetTensor) -> TargetTensor:
-    """Return ``tensor`` made of what ``source``, the target's own, is made of."""
-    return dataclasses.replace(tensor, sources=source.sources)
+def _of_draft(key: str, name: str, shape: tuple[int, ...]) -> TargetTensor:
+    return TargetTensor(key, shape, ((DRAFT_PREFIX + name, shape),))
 
 
-def _from_draft(tensor: TargetTensor) -> TargetTensor:
-    sources = tuple((DRAFT_PREFIX + name, shape) for name, shape in tensor.sources)
-    return dataclasses.replace(tensor, sources=sources)
+def medusa_shapes(head: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of Medusa heads, each with a projection of its own."""
+    hidden = head.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for owner in (f"medusa_heads.{index}" for index in range(head.num_heads)):
+        for layer in range(head.num_layers):
+            shapes[f"{owner}.medusa_layers.{layer}.linear.weight"] = (hidden, hidden)
+            shapes[f"{owner}.medusa_layers.{layer}.linear.bias"] = (hidden,)
+        shapes[f"{owner}.{LM_HEAD.key}"] = (head.vocab_size, hidden)
+    return shapes
+
+
+def eagle_shapes(head: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one copy of an EAGLE network but for its ``lm_head``."""
+    hidden, ffn, q_size = head.hidden_size, head.intermediate_size, head.num_attention_heads * head.head_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "vocab_embedding.weight": (head.vocab_size, hidden),
+        "fc.weight": (hidden, 2 * hidden),
+        "fc.bias": (hidden,),
+    }
+    for layer in (f"layers.{index}" for index in range(head.num_layers)):
+        shapes |= {
+            f"{layer}.attention.qkv.weight": (q_size + 2 * head.num_key_value_heads * head.head_size, hidden),
+            f"{layer}.attention.dense.weight": (hidden, q_size),
+            f"{layer}.post_layernorm.weight": (hidden,),
+            f"{layer}.mlp.fc.weight": (ffn, hidden),
+            f"{layer}.mlp.gate.weight": (ffn, hidden),
+            f"{layer}.mlp.proj.weight": (hidden, ffn),
+        }
+    return shapes
 
 
 def check_layout(layout: Layout) -> None:
@@ -116,7 +139,9 @@ def check_layout(layout: Layout) -> None:
         rule = f"TensorRT-LLM's network of {config.architecture} has no bias behind attention"
         raise CheckpointError("target", rule, "attention_bias true", "set engine.backend to onnxruntime")
     if config.dense_bias != config.qkv_bias and not is_qwen:
-        raise CheckpointError("target", "q, k, v and o have biases, or none has", "some of them", "choose another model")
+        raise CheckpointError(
+            "target", "q, k, v and o have biases, or none has", "some of them", "choose another model"
+        )
     if mapping.pp_size > config.num_hidden_layers:
         rule = f"every stage has one of the {config.num_hidden_layers} layers"
         raise CheckpointError("engine.pipeline_parallel_size", rule, mapping.pp_size, "lower it")
@@ -148,21 +173,15 @@ def _check_divides(owner: str, network: CheckpointConfig | HeadConfig, tp_size: 
 
 
 def _check_head(speculation: Speculation, is_qwen: bool, config: CheckpointConfig) -> None:
-    head, where = speculation.head, "draft"
-    other = "set engine.backend to onnxruntime"
+    head = speculation.head
     if head.method == "medusa":
         if speculation.max_depth > head.num_heads:
             rule = f"the heads draft {head.num_heads} tokens, one each"
             raise CheckpointError("tree.max_depth", rule, speculation.max_depth, "choose choices of that depth")
         return
-    problems: Sequence[tuple[bool, str, object]] = (
-        (is_qwen, "TensorRT-LLM's EAGLE engines are of the Llama family", config.architecture),
-        (head.num_layers != 1, "TensorRT-LLM's converter keeps one layer of an EAGLE head whole", head.num_layers),
-        (head.qkv_bias, "TensorRT-LLM's EAGLE network has no biases in attention", "qkv_bias true"),
-    )
-    for broken, rule, got in problems:
-        if broken:
-            raise CheckpointError(where, rule, got, other)
+    if is_qwen:
+        rule = "TensorRT-LLM's EAGLE engines are of the Llama family"
+        raise CheckpointError("draft", rule, config.architecture, "set engine.backend to onnxruntime")
     if speculation.num_draft_tokens > 256:
         rule = "TensorRT-LLM's EAGLE trees have 256 draft tokens at most"
         raise CheckpointError("tree.choices", rule, speculation.num_draft_tokens, "take fewer choices")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Mapping:
         """
         whole, longer = divmod(num_layers, self.pp_size)
         starts = [stage * whole + min(stage, longer) for stage in range(self.pp_size + 1)]
-        return [range(*pair) for pair in zip(starts, starts[1:], strict=False)]
+        return [range(*pair) for pair in itertools.pairwise(starts)]
 
     def rank(self, stage: int, place: int) -> int:
         return stage * self.tp_size + place

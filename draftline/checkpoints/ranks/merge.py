@@ -35,8 +35,8 @@ _AGAIN = "convert the checkpoint again"
 def merge_checkpoint(source: Path, destination: Path, progress: Callable[[int, int], None]) -> Layout:
     """Write the checkpoint in ``source``, of any number of ranks, for one rank into ``destination``.
 
-    Zeros that fill up a vocabulary are left out. ``progress(done, total)`` is called in bytes written. A checkpoint that
-    lies at ``destination`` is replaced.
+    Zeros that fill up a vocabulary are left out. ``progress(done, total)`` is called in bytes written. A checkpoint
+    that lies at ``destination`` is replaced.
 
     Raises:
         CheckpointError: ``source`` is no TensorRT-LLM checkpoint, is quantised, lacks a file or a tensor or has more,
@@ -70,9 +70,7 @@ def merge_checkpoint(source: Path, destination: Path, progress: Callable[[int, i
     return whole
 
 
-def _check(
-    layout: Layout, source: Path, tensors: list[TargetTensor], ranks: list[dict[str, TensorLocation]]
-) -> None:
+def _check(layout: Layout, source: Path, tensors: list[TargetTensor], ranks: list[dict[str, TensorLocation]]) -> None:
     """Check that every rank has exactly its tensors, in the right dtype and shapes."""
     wanted: list[dict[str, tuple[int, ...]]] = [{} for _ in ranks]
     for tensor in tensors:

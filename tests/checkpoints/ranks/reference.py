@@ -76,7 +76,9 @@ def target_of_rank(
     return found
 
 
-def medusa_of_rank(heads: Arrays, num_heads: int, num_layers: int, lm_head: NDArray[Any], tp_size: int, place: int) -> Arrays:
+def medusa_of_rank(
+    heads: Arrays, num_heads: int, num_layers: int, lm_head: NDArray[Any], tp_size: int, place: int
+) -> Arrays:
     found: Arrays = {}
     for head in range(num_heads):
         for layer in range(num_layers):
