@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from draftline.config.choices import TreeSize, choices_size, orphans
+from draftline.config.rule import Rule
+from draftline.config.tensorrt_llm import TENSORRT_LLM_RULES
 from draftline.config.training import DEFAULTS_BY_METHOD, SERVED_AS
 
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx")
@@ -22,20 +24,6 @@ POOLS_BESIDE = {
 
 def _weights_beside(dtype: str) -> tuple[str, ...]:
     return (dtype, *{"float16": ("float8", "int4"), "bfloat16": ("float8",)}.get(dtype, ()))
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``holds`` is asked with the values of ``fields``, the first of which is to blame; texts may name values.
-
-    A rule to blame on a field of ``draft`` is asked for each draft of a list; ``draft.earlier_methods`` are those
-    before it. ``draft.methods`` are those of all drafts.
-    """
-
-    fields: tuple[str, ...]
-    holds: Callable[..., bool]
-    rule: str
-    cure: str
 
 
 @dataclass(frozen=True)
@@ -209,8 +197,8 @@ RULES = (
     ),
     Rule(
         ("kv_cache.free_gpu_memory_fraction", "engine.backend"),
-        lambda fraction, backend: fraction == FREE_GPU_MEMORY_FRACTION or backend in GPU_BACKENDS,
-        "stands beside engine.backend tensorrt and tensorrt_rtx",
+        lambda fraction, backend: fraction == FREE_GPU_MEMORY_FRACTION or backend != "onnxruntime",
+        "stands beside engine.backend tensorrt, tensorrt_rtx and tensorrt_llm",
         "remove it: the pool of {1} has kv_cache.max_blocks",
     ),
     Rule(
@@ -237,6 +225,7 @@ RULES = (
         "rise",
         "list each once, in order",
     ),
+    *TENSORRT_LLM_RULES,
     *(_only_of(field, method) for method, fields in DEFAULTS_BY_METHOD.items() for field in fields),
     Rule(
         ("train.checkpoint",),

@@ -132,7 +132,22 @@ class Engine(Block):
     backend: Literal["onnxruntime", "tensorrt", "tensorrt_rtx", "tensorrt_llm"] = Field(
         "onnxruntime",
         description="What runs the graph. `onnxruntime` needs no GPU. `tensorrt_rtx` runs on RTX GPUs and builds on "
-        "any machine; `tensorrt` runs on every NVIDIA GPU and builds on the one it runs on.",
+        "any machine; `tensorrt` runs on every NVIDIA GPU and builds on the one it runs on. `tensorrt_llm` is "
+        "TensorRT-LLM's own engine and server, by one of two routes.",
+    )
+    route: Literal["trtllm_build", "llmapi"] | None = Field(
+        None,
+        description="Of `tensorrt_llm`, and required there. `trtllm_build` is TensorRT-LLM up to 1.2.1: its "
+        "checkpoint, the command that builds an engine of it, and a repository for Triton's `tensorrtllm` backend, "
+        "with Medusa and EAGLE-1 heads. `llmapi` is TensorRT-LLM from 1.3 on, whose PyTorch backend reads published "
+        "checkpoints: EAGLE-3 heads, draft models and n-grams.",
+        examples=["trtllm_build"],
+    )
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=1024, description="GPUs that divide every matrix among them, of `tensorrt_llm`."
+    )
+    pipeline_parallel_size: int = Field(
+        1, ge=1, le=1024, description="Groups of such GPUs that divide the layers among them, of `tensorrt_llm`."
     )
     kernels: Literal["auto", "native", "onnxruntime"] = Field(
         "auto",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from draftline.config import Pipeline
 from draftline.stages.gpu import gpu_inputs
 from draftline.stages.stage import Stage, StageCall
+from draftline.stages.tensorrt_llm import builder_inputs, is_tensorrt_llm
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,18 @@ class BuildResult:
 
 
 def run(call: StageCall) -> BuildResult:
-    """Write ``model.onnx`` or ``model.plan``, ``config.json``, the weights, the drafts and the tokenizer's files."""
+    """Write ``model.onnx`` or ``model.plan``, ``config.json``, the weights, the drafts and the tokenizer's files.
+
+    For TensorRT-LLM's own routes: what ``stages.tensorrt_llm`` says.
+    """
     from draftline.stages.gpu import build_plans, is_on_gpu
 
-    if is_on_gpu(call.pipeline):
+    if is_tensorrt_llm(call.pipeline):
+        from draftline.stages.tensorrt_llm import build
+
+        build(call)
+        kernels = "tensorrt_llm"
+    elif is_on_gpu(call.pipeline):
         build_plans(call)
         kernels = "plugin"
     else:
@@ -63,9 +72,14 @@ def _build_graphs(call: StageCall) -> str:
 
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
-    """Return whether there are native CPU kernels, and which: ``auto`` follows them; on GPUs, vendors' packages."""
+    """Return whether there are native CPU kernels, and which: ``auto`` follows them; on GPUs, vendors' packages.
+
+    For TensorRT-LLM's own routes: whether its builder is here.
+    """
     from draftline.sessions.native_kernels import describe_kernels
 
+    if is_tensorrt_llm(pipeline):
+        return builder_inputs(pipeline)
     return {"CPU kernels": describe_kernels(pipeline.engine.kernels), **gpu_inputs(pipeline)}
 
 
@@ -86,6 +100,9 @@ STAGE = Stage(
         "acceptance.alpha",
         "target.dtype",
         "engine.backend",
+        "engine.route",
+        "engine.tensor_parallel_size",
+        "engine.pipeline_parallel_size",
         "engine.kernels",
         "engine.weights_dtype",
         "engine.weights",

@@ -12,6 +12,7 @@ from draftline.errors import CheckpointError, RequestError
 from draftline.stages import build
 from draftline.stages.gpu import gpu_inputs
 from draftline.stages.stage import Stage, StageCall
+from draftline.stages.tensorrt_llm import is_tensorrt_llm, load_target
 
 if TYPE_CHECKING:
     from draftline.checkpoints.config import CheckpointConfig
@@ -61,7 +62,8 @@ def run(call: StageCall) -> CheckResult:
     from draftline.stages.gpu import check_network, pool_scales
 
     checkpoint = call.build_directory / "checkpoint"
-    config = load_checkpoint_config(checkpoint)
+    is_ours = not is_tensorrt_llm(call.pipeline)  # else convert has checked the draft, and the network is the vendor's
+    config = load_checkpoint_config(checkpoint) if is_ours else load_target(call)
     tokenizer = load_tokenizer(checkpoint)
     where = call.pipeline.target.checkpoint
     check_heads(where, config)
@@ -76,8 +78,8 @@ def run(call: StageCall) -> CheckResult:
         config.vocab_size,
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
-        drafts=check_drafts(call.pipeline, checkpoint, config),
-        perplexity=check_perplexity(call, checkpoint, config, tokenizer, scales),
+        drafts=check_drafts(call.pipeline, checkpoint, config) if is_ours else (),
+        perplexity=check_perplexity(call, checkpoint, config, tokenizer, scales) if is_ours else None,
         network=network,
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
@@ -136,6 +138,8 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
     """Return the kernels that the perplexity is measured with, and what the check of networks follows from."""
+    if is_tensorrt_llm(pipeline):
+        return {}
     kernels = {} if pipeline.check.perplexity == "never" else build.machine(pipeline)
     return {**kernels, **gpu_inputs(pipeline, NETWORK_SETTINGS)}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftline.config import Pipeline
 from draftline.stages.stage import Stage, StageCall
+from draftline.stages.tensorrt_llm import checkpoint_inputs, is_tensorrt_llm
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,14 @@ class ConvertResult:
 
 
 def run(call: StageCall) -> ConvertResult:
-    """Write ``config.json``, ``rank0.safetensors`` and the tokenizer's files; those of draft I into ``draft-I/``."""
+    """Write ``config.json``, ``rank0.safetensors`` and the tokenizer's files; those of draft I into ``draft-I/``.
+
+    For TensorRT-LLM's own routes: what ``stages.tensorrt_llm`` says.
+    """
+    if is_tensorrt_llm(call.pipeline):
+        from draftline.stages.tensorrt_llm import convert
+
+        return convert(call)
     from draftline.checkpoints.convert import convert_checkpoint
     from draftline.checkpoints.drafts.convert import convert_head
     from draftline.stages.drafts import draft_folder
@@ -65,12 +74,24 @@ def _num_bytes(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
+def machine(pipeline: Pipeline) -> Mapping[str, str]:
+    """Return no part of this machine: the settings that count for TensorRT-LLM's own routes alone."""
+    return checkpoint_inputs(pipeline)
+
+
 STAGE = Stage(
     name="convert",
     directory="checkpoint",
     run=run,
-    settings=("target.dtype", "draft.method"),
+    settings=(
+        "target.dtype",
+        "draft.method",
+        "engine.route",
+        "engine.tensor_parallel_size",
+        "engine.pipeline_parallel_size",
+    ),
     packages=("numpy", "ml-dtypes", "tokenizers", "gguf"),
     modules=("draftline.stages.convert",),
     reads_source=True,
+    machine=machine,
 )

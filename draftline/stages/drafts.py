@@ -44,8 +44,20 @@ def tree_shape(pipeline: Pipeline) -> TreeShape | None:
         return None
     if tree.kind == "chain":
         return TreeShape("chain", tree.max_depth + 1, tree.max_depth, 1)
-    choices = NAMED_CHOICES[tree.choices] if isinstance(tree.choices, str) else tree.choices or ()
-    return TreeShape(tree.kind, tree.max_nodes, tree.max_depth, tree.top_k, choices)
+    return TreeShape(tree.kind, tree.max_nodes, tree.max_depth, tree.top_k, _choices(tree.choices))
+
+
+def static_choices(pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+    """Return the paths of a static tree or a chain, for engines that are built for one tree."""
+    tree = pipeline.tree
+    assert tree is not None, "a pipeline with a draft has a tree"
+    if tree.kind == "chain":
+        return tuple((0,) * depth for depth in range(1, tree.max_depth + 1))
+    return _choices(tree.choices)
+
+
+def _choices(given: object) -> tuple[tuple[int, ...], ...]:
+    return NAMED_CHOICES[given] if isinstance(given, str) else given or ()  # type: ignore[return-value]
 
 
 def acceptance(pipeline: Pipeline) -> Acceptance:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from draftline.config import Pipeline
 from draftline.stages.stage import Stage, StageCall
+from draftline.stages.tensorrt_llm import is_tensorrt_llm, repository_inputs
 
 
 @dataclass(frozen=True)
@@ -13,11 +16,28 @@ class PackageResult:
 
 
 def run(call: StageCall) -> PackageResult:
-    """Write the classic ensemble, whose models find the engine beside the repository."""
+    """Write the classic ensemble, whose models find the engine beside the repository.
+
+    For TensorRT-LLM's own routes: what ``stages.tensorrt_llm`` says.
+    """
+    if is_tensorrt_llm(call.pipeline):
+        from draftline.stages.tensorrt_llm import package
+
+        package(call)
+        return _result(call)
     from draftline.triton.repository import write_model_repository
 
     write_model_repository(call.build_directory, call.destination, call.pipeline)
+    return _result(call)
+
+
+def _result(call: StageCall) -> PackageResult:
     return PackageResult(tuple(sorted(path.parent.name for path in call.destination.glob("*/config.pbtxt"))))
+
+
+def machine(pipeline: Pipeline) -> Mapping[str, str]:
+    """Return no part of this machine: the settings that count for TensorRT-LLM's own routes alone."""
+    return repository_inputs(pipeline)
 
 
 STAGE = Stage(
@@ -35,8 +55,9 @@ STAGE = Stage(
         "serve.grpc_port",
         "serve.metrics_port",
     ),
-    needs=("build",),
+    needs=("convert", "build"),
     packages=("protobuf", "tritonclient"),
     modules=("draftline.stages.package",),
     shared=("model_repo",),
+    machine=machine,
 )

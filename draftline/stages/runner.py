@@ -35,6 +35,7 @@ from draftline.stages.inputs import source_records, stage_inputs
 from draftline.stages.progress import Progress
 from draftline.stages.stage import Stage, StageCall
 from draftline.stages.table import STAGES
+from draftline.stages.tensorrt_llm import check_stages
 
 Checkpointed = TypeVar("Checkpointed", Target, Draft)
 
@@ -84,7 +85,9 @@ def run_pipeline(
     """
     selected = _select(stages, until)
     check_runnable(pipeline)
-    check_machine(pipeline, [stage.name for stage in selected])
+    names = [stage.name for stage in selected]
+    check_stages(pipeline, names)
+    check_machine(pipeline, names)
     from draftline.checkpoints.source import resolve_checkpoint
 
     progress = progress or Progress(quiet=True)

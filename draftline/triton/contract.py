@@ -350,13 +350,20 @@ ENSEMBLE_STEPS = (
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the repository: its tensors and whether it may send any number of responses."""
+    """A model of the repository: its tensors and whether it may send any number of responses.
+
+    ``batches``: tensors have a batch dimension, which ``dims`` leave out. ``dynamic_batching``: Triton gathers
+    requests.
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     decoupled: bool = False
     steps: tuple[Step, ...] = ()
+    backend: str = "python"
+    batches: bool = True
+    dynamic_batching: bool = False
 
 
 MODELS = (

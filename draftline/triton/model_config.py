@@ -14,10 +14,11 @@ from draftline.triton.contract import Model, Tensor
 def build_model_config(model: Model, *, max_batch_size: int, parameters: Mapping[str, str]) -> str:
     """Return the text of ``config.pbtxt``.
 
-    One CPU instance each: more than one after a decoupled model reorders streamed responses. No queue policy: with any,
-    the dynamic batcher of Triton 2.51 stalls for 500 ms, and an engine that returns at once needs no queue.
+    One CPU instance each: more than one after a decoupled model reorders streamed responses. Where Triton does not
+    gather requests no queue policy: with any, the dynamic batcher of Triton 2.51 stalls for 500 ms, and an engine that
+    returns at once needs no queue.
     """
-    config: Any = model_config_pb2.ModelConfig(name=model.name, max_batch_size=max_batch_size)
+    config: Any = model_config_pb2.ModelConfig(name=model.name, max_batch_size=max_batch_size if model.batches else 0)
     for tensor in model.inputs:
         _describe(config.input.add(), tensor)
         config.input[-1].optional = tensor.optional
@@ -31,8 +32,12 @@ def build_model_config(model: Model, *, max_batch_size: int, parameters: Mapping
                 model_name=step.model, model_version=-1, input_map=step.inputs, output_map=step.outputs
             )
     else:
-        config.backend = "python"
+        config.backend = model.backend
         config.instance_group.add(count=1, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    if model.dynamic_batching:  # at once, and without a limit: the backend has a queue of its own
+        config.dynamic_batching.preferred_batch_size.append(max_batch_size)
+        config.dynamic_batching.max_queue_delay_microseconds = 0
+        config.dynamic_batching.default_queue_policy.max_queue_size = 0
     config.model_transaction_policy.decoupled = model.decoupled
     for key, value in parameters.items():
         config.parameters[key].string_value = value

@@ -62,13 +62,15 @@ def build_parameters(pipeline: Any, tokenizer: Tokenizer) -> dict[str, dict[str,
     }
 
 
-def write_model(directory: Path, model: Model, max_batch_size: int, parameters: dict[str, str]) -> None:
-    """Write one model's directory: ``config.pbtxt`` and version 1."""
+def write_model(
+    directory: Path, model: Model, max_batch_size: int, parameters: dict[str, str], folder: str = "."
+) -> None:
+    """Write one model's directory: ``config.pbtxt`` and version 1, whose code lies in ``folder`` of ``model_repo``."""
     (directory / "1").mkdir(parents=True)
     config = build_model_config(model, max_batch_size=max_batch_size, parameters=parameters)
     (directory / "config.pbtxt").write_text(config, encoding="utf-8")
-    if not model.steps:
-        shutil.copyfile(share_path("model_repo") / model.name / "1" / "model.py", directory / "1" / "model.py")
+    if not model.steps and model.backend == "python":
+        shutil.copyfile(share_path("model_repo") / folder / model.name / "1" / "model.py", directory / "1" / "model.py")
 
 
 def _flag(value: bool) -> str:

@@ -26,6 +26,7 @@ from draftline.triton.control import ServerControl
 from draftline.triton.model_arguments import CONTROL_ID_VARIABLE
 from draftline.triton.model_processes import find_model_processes, is_alive
 from draftline.triton.repository import SERVE_FILE
+from draftline.triton.serve_script import SCRIPT
 from draftline.triton.tritonserver import find_tritonserver
 
 CONTROL_KEY = "draftline-control"
@@ -219,6 +220,10 @@ def serve(
 
     Ports default to those of the packaged pipeline.
     """
+    own_script = build_directory / "model_repository" / SCRIPT
+    if own_script.is_file():
+        cure = f"run {own_script} there"
+        raise ServerError("serve", "a build for TensorRT-LLM runs where its Triton server is", build_directory, cure)
     engine = build_directory / "engine"
     check_openable(engine, load_engine_config(engine))  # what this version or machine cannot run starts nothing
     repository = build_directory / "model_repository"

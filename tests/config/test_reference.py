@@ -12,6 +12,8 @@ from draftline.config.schema import BLOCKS
 from draftline.errors import PipelineErrors
 from draftline.share import share_path
 
+TENSORRT_LLM = ["engine.backend=tensorrt_llm", "engine.route=llmapi", "draft.method=ngram", "tree.kind=chain"]
+TENSORRT_LLM += [f"{field}=float16" for field in ("target.dtype", "engine.weights_dtype", "kv_cache.dtype")]
 FILES = sorted(share_path("pipelines").glob("*.yaml"))
 
 
@@ -31,7 +33,7 @@ def test_every_field_is_described() -> None:
 def test_every_pipeline_file_is_valid_and_begins_with_its_command(path: Path) -> None:
     pipeline = load_pipeline(path)
     assert pipeline.name == path.stem
-    until = "" if load_pipeline(path).engine.backend == "onnxruntime" else " --until build"
+    until = {"onnxruntime": "", "tensorrt_llm": " --until package"}.get(pipeline.engine.backend, " --until build")
     assert path.read_text().splitlines()[0] == f"# draftline run pipelines/{path.name}{until}"
 
 
@@ -63,7 +65,7 @@ def test_a_pipeline_serves_what_it_trains_and_says_how(path: Path) -> None:
         ([], []),
         (["draft.method=ngram"], []),
         (["draft.method=eagle3", "draft.checkpoint=head"], []),
-        (["engine.backend=tensorrt_llm"], ["engine.backend"]),
+        (TENSORRT_LLM, []),
         (["draft.method=ngram", "engine.backend=tensorrt_rtx"], []),
         (["engine.backend=tensorrt"], []),
         (["kv_cache.dtype=float16"], []),

@@ -1,0 +1,19 @@
+"""Triton's entry to the classic names before TensorRT-LLM; the work is done by ``draftline.triton.llmapi_service``."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from draftline.triton.llmapi_service import FrontService
+from draftline.triton.model_arguments import ModelArguments
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self.service = FrontService(pb_utils, max_requests=ModelArguments(args).integer("max_requests"))
+
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
+        self.service.execute(requests)
+
+    def finalize(self) -> None:
+        self.service.close()

@@ -1,0 +1,168 @@
+"""The repository of TensorRT-LLM from 1.3 on: its settings, and the classic names through the real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+from draftline.config.schema import Pipeline
+from draftline.triton.llmapi_repository import write_llmapi_repository
+from draftline.triton.server import TritonServer
+from draftline.triton.smoke import find_free_ports
+from tests.triton.classic_client import ask_classically, scalars
+
+
+def make_pipeline(method: str | None = None, tree: dict[str, Any] | None = None, **engine: Any) -> Pipeline:
+    draft = {"method": method} | ({} if method == "ngram" else {"checkpoint": "head"}) if method else None
+    return Pipeline.model_validate(
+        {
+            "name": "example",
+            "target": {"checkpoint": "tiny", "dtype": "bfloat16"},
+            "draft": draft,
+            "tree": tree,
+            "engine": {
+                "backend": "tensorrt_llm",
+                "route": "llmapi",
+                "weights_dtype": "bfloat16",
+                "max_batch_size": 4,
+                "max_seq_len": 1024,
+                **engine,
+            },
+            "kv_cache": {"dtype": "bfloat16", "block_size": 32, "max_blocks": 100, "free_gpu_memory_fraction": 0.5},
+        }
+    )
+
+
+def settings_of(directory: Path, pipeline: Pipeline, draft: Path | None = None, layers: tuple[int, ...] = ()) -> Any:
+    write_llmapi_repository(directory, pipeline, Path("/models/target"), draft, layers)
+    return yaml.safe_load((directory / "tensorrt_llm" / "1" / "model.yaml").read_text())
+
+
+def test_plain_decoding(tmp_path: Path) -> None:
+    assert settings_of(tmp_path, make_pipeline(tensor_parallel_size=2, pipeline_parallel_size=2)) == {
+        "model": "/models/target",
+        "backend": "pytorch",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "max_batch_size": 4,
+        "max_seq_len": 1024,
+        "max_num_tokens": 128,
+        "max_beam_width": 1,
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {
+            "enable_block_reuse": True,
+            "max_tokens": 3200,
+            "free_gpu_memory_fraction": 0.5,
+            "tokens_per_block": 32,
+        },
+        "triton_config": {"max_batch_size": 0, "decoupled": True},
+    }
+
+
+EAGLE3 = {
+    "decoding_type": "Eagle3",
+    "max_draft_len": 3,
+    "speculative_model": "/models/head",
+    "eagle3_layers_to_capture": [1, 15, 28],
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "tree", "expected"),
+    [
+        ("eagle3", {"kind": "chain", "max_depth": 3}, EAGLE3),
+        (
+            "eagle3",
+            {"kind": "dynamic", "max_depth": 3, "top_k": 5, "max_nodes": 12},
+            EAGLE3 | {"use_dynamic_tree": True, "dynamic_tree_max_topK": 5, "max_total_draft_tokens": 11},
+        ),
+        (
+            "draft_model",
+            {"kind": "chain", "max_depth": 2},
+            {"decoding_type": "Draft_Target", "max_draft_len": 2, "speculative_model": "/models/head"},
+        ),
+        (
+            "ngram",
+            {"kind": "chain", "max_depth": 6},
+            {
+                "decoding_type": "NGram",
+                "max_draft_len": 6,
+                "max_matching_ngram_size": 4,
+                "is_use_oldest": False,
+                "is_public_pool": False,
+            },
+        ),
+    ],
+)
+def test_speculation(tmp_path: Path, method: str, tree: dict[str, Any], expected: dict[str, Any]) -> None:
+    draft = None if method == "ngram" else Path("/models/head")
+    layers = (1, 15, 28) if method == "eagle3" else ()
+    settings = settings_of(tmp_path, make_pipeline(method, tree), draft, layers)
+    assert settings["speculative_config"] == expected
+    assert settings.get("disable_overlap_scheduler", False) == (method != "eagle3")
+
+
+def test_configurations_parse_and_agree_with_what_the_model_completes(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, make_pipeline())
+    configs = {}
+    for path in tmp_path.glob("*/config.pbtxt"):
+        text = path.read_text()
+        assert "${" not in text
+        configs[path.parent.name] = text_format.Parse(text, model_config_pb2.ModelConfig())
+    model = configs["tensorrt_llm"]
+    assert model.max_batch_size == settings["triton_config"]["max_batch_size"]
+    assert model.model_transaction_policy.decoupled == settings["triton_config"]["decoupled"]
+    assert model.backend == configs["ensemble"].backend == "python"
+    assert configs["ensemble"].max_batch_size == 1
+    script = (tmp_path / "serve.sh").read_text()
+    assert "--http-address=127.0.0.1" in script
+    assert "--metrics-port=8002" in script
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    build = tmp_path_factory.mktemp("llmapi")
+    repository = build / "model_repository"
+    settings_of(repository, make_pipeline())
+    model = Path(__file__).parent / "scripted_llmapi" / "model.py"
+    shutil.copyfile(model, repository / "tensorrt_llm" / "1" / "model.py")
+    with TritonServer(repository, host="127.0.0.1", ports=find_free_ports(), log_file=build / "log") as server:
+        yield server
+        assert server.stop() == 0
+
+
+def test_classic_clients_are_served(server: TritonServer) -> None:
+    (whole,) = ask_classically(server, scalars(text_input="one two three", max_tokens=2))
+    assert whole.as_numpy("text_output").tolist() == [[b"one two"]]
+    asked = scalars(text_input="one two three", max_tokens=3, stream=True, return_perf_metrics=True)
+    streamed = ask_classically(server, asked, outputs=("text_output", "acceptance_rate"))
+    assert [answer.as_numpy("text_output").tolist() for answer in streamed] == [[[b"one"]], [[b" two"]], [[b" three"]]]
+    assert streamed[-1].as_numpy("acceptance_rate").tolist() == [[0.25]]
+
+
+def test_streams_run_at_the_same_time(server: TritonServer) -> None:
+    texts = [" ".join(f"{word}-{index}" for word in range(40)) for index in range(4)]
+
+    def ask(text: str) -> str:
+        answers = ask_classically(server, scalars(text_input=text, max_tokens=100, stream=True))
+        return b"".join(answer.as_numpy("text_output")[0, 0] for answer in answers).decode()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, texts)) == texts
+
+
+def test_errors_reach_the_client(server: TritonServer) -> None:
+    with pytest.raises(InferenceServerException, match=r"Error generating request: asked for"):
+        ask_classically(server, scalars(text_input="fail", max_tokens=2))
+    with pytest.raises(InferenceServerException, match=r"beam_width: is not supported by this version; got 4"):
+        ask_classically(server, scalars(text_input="hi", max_tokens=2, beam_width=4))
