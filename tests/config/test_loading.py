@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from draftline.config import load_pipeline
 from draftline.config.rules import RULES, Rule
 from draftline.config.schema import BLOCKS, Pipeline
+from draftline.config.tensorrt_llm import TENSORRT_LLM_RULES
 from draftline.config.writing import pipeline_text
 from draftline.errors import PipelineErrors
 
@@ -120,7 +121,8 @@ def test_broken_overrides(tmp_path: Path, overrides: list[str], expected: str) -
     assert problems(tmp_path, MINIMAL, *overrides)[0].startswith(expected)
 
 
-RULES_OF_ONE_DRAFT = [rule for rule in RULES if "draft.earlier_methods" not in rule.fields]
+ELSEWHERE = TENSORRT_LLM_RULES  # tests/config/test_tensorrt_llm.py
+RULES_OF_ONE_DRAFT = [rule for rule in RULES if "draft.earlier_methods" not in rule.fields and rule not in ELSEWHERE]
 STATIC = ["draft.method=medusa", "draft.checkpoint=heads", "tree.kind=static"]
 HALF = ["target.dtype=float16", "engine.weights_dtype=float16"]
 RTX = ["engine.backend=tensorrt_rtx", "kv_cache.dtype=float16"]

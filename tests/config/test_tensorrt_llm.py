@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from draftline.config import check_runnable, load_pipeline
-from draftline.config.tensorrt_llm import REFUSED_METHODS
+from draftline.config.rule import Rule
+from draftline.config.tensorrt_llm import REFUSED_METHODS, TENSORRT_LLM_RULES
 from draftline.errors import PipelineErrors
 from draftline.share import share_path
 
@@ -66,6 +68,47 @@ def test_what_does_not_fit_together(overrides: list[str], message: str) -> None:
         load_pipeline(TRTLLM, last_of_each(overrides))
 
 
+TENSORRT_LLM = ["engine.backend=tensorrt_llm", "engine.route=llmapi"]
+HALF = ["target.dtype=float16", "engine.weights_dtype=float16", "kv_cache.dtype=float16"]
+API = [*TENSORRT_LLM, *HALF]
+BUILD = [TENSORRT_LLM[0], "engine.route=trtllm_build", *HALF]
+TWO_DRAFTS = "draft: [{method: ngram}, {method: eagle3, checkpoint: a}]\n"
+NGRAM = ["draft.method=ngram", "tree.kind=chain"]
+BROKEN_RULES = [
+    [TENSORRT_LLM[0], *HALF],
+    ["engine.tensor_parallel_size=2"],
+    ["engine.pipeline_parallel_size=2"],
+    *(
+        [*route, f"draft.method={method}", *([] if method == "ngram" else ["draft.checkpoint=a"]), "tree.kind=chain"]
+        for route, refused in zip((BUILD, API), REFUSED_METHODS.values(), strict=True)
+        for method in refused
+    ),
+    [*API, "tree.kind=chain"],  # beside TWO_DRAFTS
+    [*API, *NGRAM, "engine.pipeline_parallel_size=2"],
+    [*BUILD, "draft.method=medusa", "draft.checkpoint=a", "tree.kind=auto"],
+    [*API, "draft.method=draft_model", "draft.checkpoint=a", "tree.kind=dynamic"],
+    [*API, "draft.method=eagle3", "draft.checkpoint=a", "tree.kind=dynamic", "tree.max_nodes=64"],
+    [*API, *NGRAM, "acceptance.rule=typical"],
+    TENSORRT_LLM,
+    [*TENSORRT_LLM, HALF[0], HALF[2]],
+    [*TENSORRT_LLM, HALF[0], HALF[1]],
+    [*API, "engine.kernels=native"],
+    [*API, "engine.num_threads=2"],
+    [*API, "check.perplexity=always"],
+    [*API, "check.network=always"],
+]
+
+
+@pytest.mark.parametrize(("rule", "overrides"), list(zip(TENSORRT_LLM_RULES, BROKEN_RULES, strict=True)))
+def test_each_rule_can_be_broken_alone(tmp_path: Path, rule: Rule, overrides: list[str]) -> None:
+    path = tmp_path / "x.yaml"
+    drafts = TWO_DRAFTS if rule.fields[0] == "draft" else ""
+    path.write_text(f"name: tiny\ntarget: {{checkpoint: tiny}}\n{drafts}")
+    with pytest.raises(PipelineErrors) as caught:
+        load_pipeline(path, overrides)
+    assert [f" {rule.fields[0]}: " in line for line in str(caught.value).splitlines()] == [True]
+
+
 @pytest.mark.parametrize(
     "override", ["engine.route=llmapi", "engine.tensor_parallel_size=2", "engine.pipeline_parallel_size=2"]
 )
@@ -93,7 +136,7 @@ def test_what_does(overrides: list[str]) -> None:
         check_runnable(pipeline, ["convert", "check", "build", "package", "smoke"])
 
 
-def test_a_list_of_drafts_is_refused(tmp_path) -> None:
+def test_a_list_of_drafts_is_refused(tmp_path: Path) -> None:
     text = TRTLLM.read_text().replace(
         "draft: {method: medusa, checkpoint: ../drafts/smollm2-135m-medusa}",
         "draft:\n  - {method: medusa, checkpoint: a}\n  - {method: eagle1, checkpoint: b}",
