@@ -15,7 +15,7 @@ import yaml
 from draftline.checkpoints.ranks.config import load_layout
 from draftline.checkpoints.safetensors_file import tensor_locations
 from draftline.config import Pipeline
-from draftline.errors import BuildError, CheckpointError
+from draftline.errors import BuildError, CheckpointError, PipelineError
 from draftline.sessions.tensorrt_llm import OWN_ENGINE, EngineLimits, build_flags
 from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
@@ -171,6 +171,13 @@ def test_llmapi_up_to_the_repository(
     speculative = settings.get("speculative_config", {})
     assert speculative.get("speculative_model") == (str(root.resolve() / draft) if draft else None)
     assert speculative.get("eagle3_layers_to_capture") == ([1, 2, 5] if method == "eagle3" else None)
+
+
+def test_there_is_no_smoke_stage_of_ours(root: Path, tmp_path: Path) -> None:
+    rule = r"tiny: stage smoke: TensorRT-LLM's own server runs the package, .*; run it with --until package"
+    with pytest.raises(PipelineError, match=rule):
+        run_pipeline(pipeline("llmapi"), tmp_path / "build", root=root)
+    assert not (tmp_path / "build").exists()
 
 
 def test_llmapi_checks_what_it_does_not_convert(root: Path, tmp_path: Path) -> None:

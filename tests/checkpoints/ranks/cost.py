@@ -1,8 +1,9 @@
 """What it takes to divide a checkpoint of an 8B model's shape among ranks, beside copying its files.
 
-``python -m tests.checkpoints.ranks.cost FOLDER [--layers 32] [--ranks 2]`` writes a random bfloat16 checkpoint of
-Llama-3-8B's shape (16.1 GB with 32 layers) into FOLDER, copies it, converts it, each to disk (fsync included), and
-prints seconds and the peak of resident memory. What it writes is removed.
+``python -m tests.checkpoints.ranks.cost FOLDER [--layers 32] [--ranks 2] [--sparse]`` writes a random bfloat16
+checkpoint of Llama-3-8B's shape (16.1 GB with 32 layers) into FOLDER; copies it, converts it, and copies it again, each
+to disk (fsync included); and prints seconds and the peak of resident memory. ``--sparse``: the weights are zeros that
+take no room on disk until they are copied. What it writes is removed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.ranks.convert import convert_for_ranks
 from draftline.checkpoints.ranks.mapping import Mapping
+from draftline.checkpoints.ranks.rank_file import RankFile
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 from tests.tiny_checkpoints import write_tiny_tokenizer
 
@@ -37,6 +39,7 @@ def write_large_checkpoint(
     heads: int = 32,
     kv_heads: int = 8,
     vocab: int = 128256,
+    sparse: bool = False,
 ) -> Path:
     """Write shards of random bfloat16 weights; only the bits of their mantissas and signs are random."""
     folder.mkdir()
@@ -79,6 +82,9 @@ def write_large_checkpoint(
     for index, tensors in enumerate(files):
         name = f"model-{index:05d}.safetensors"
         weight_map |= dict.fromkeys(tensors, name)
+        if sparse:
+            with RankFile(folder / name, "bfloat16", tensors):
+                continue
         entries = [TensorEntry(key, "bfloat16", shape, _random(shape, block)) for key, shape in tensors.items()]
         write_safetensors(folder / name, entries)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -104,29 +110,38 @@ def copy(source: Path, destination: Path) -> None:
             os.fsync(file.fileno())
 
 
+def measure_copy(source: Path, destination: Path) -> float:
+    """Return the seconds that copying takes; the copy is removed."""
+    started = time.perf_counter()
+    copy(source, destination)
+    seconds = time.perf_counter() - started
+    shutil.rmtree(destination)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sparse", action="store_true")
     arguments = parser.parse_args()
-    source = write_large_checkpoint(arguments.folder / "source", layers=arguments.layers)
+    source = write_large_checkpoint(arguments.folder / "source", layers=arguments.layers, sparse=arguments.sparse)
     num_bytes = sum(path.stat().st_size for path in source.iterdir())
-    started = time.perf_counter()
-    copy(source, arguments.folder / "copy")
-    copied = time.perf_counter() - started
-    shutil.rmtree(arguments.folder / "copy")
+    copied = [measure_copy(source, arguments.folder / "copy")]
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
     mapping = Mapping(arguments.ranks)
     convert_for_ranks(source, arguments.folder / "ranks", "bfloat16", mapping, None, lambda done, total: None)
     converted = time.perf_counter() - started
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    for name in ("source", "ranks"):
-        shutil.rmtree(arguments.folder / name)
+    shutil.rmtree(arguments.folder / "ranks")
+    copied.append(measure_copy(source, arguments.folder / "copy"))
+    shutil.rmtree(source)
+    seconds = " and ".join(f"{value:.1f}" for value in copied)
     print(
-        f"{num_bytes / 1e9:.1f} GB for {arguments.ranks} ranks: copied in {copied:.1f} s, converted in {converted:.1f}"
+        f"{num_bytes / 1e9:.1f} GB for {arguments.ranks} ranks: copied in {seconds} s, converted in {converted:.1f} s"
     )
-    print(f"{converted / copied:.2f} times, {usage.ru_utime - before:.1f} s of the processor's own time")
+    print(f"{converted / min(copied):.2f} times, {usage.ru_utime - before:.1f} s of the processor's own time")
     print(f"{usage.ru_maxrss / 1e6:.2f} GB resident at most")
 
 
