@@ -42,6 +42,7 @@ def ignore(done: int, total: int) -> None:
     assert done <= total
 
 
+@settings(deadline=None)
 @given(
     tp_size=st.integers(1, 6),
     shared=st.integers(1, 3),
