@@ -60,6 +60,8 @@ LAYER_SOURCE_PREFIX = "model.layers.{layer}."
 
 # Tensors of old checkpoints that hold no weights.
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq")
+# Heads that live among the tensors of their model: a draft of the same folder reads them.
+MEDUSA_HEADS = re.compile(r"medusa_heads?\..*")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def check_tensors(config: CheckpointConfig, tensors: Mapping[str, SourceTensor],
         tensors,
         where,
         kind=config.architecture,
-        is_ignored=lambda name: name in allowed or IGNORED.fullmatch(name) is not None,
+        is_ignored=lambda name: name in allowed or any(kind.fullmatch(name) for kind in (IGNORED, MEDUSA_HEADS)),
         cure="check architectures and the bias flags in config.json; adapters must be merged first",
     )
     return targets

@@ -35,6 +35,9 @@ def head_layers(head: HeadConfig) -> CheckpointConfig:
         max_position_embeddings=head.max_position_embeddings,
         rotary_scaling=head.rotary_scaling,
         qkv_bias=head.qkv_bias,
+        dense_bias=head.dense_bias,
+        mlp_bias=head.mlp_bias,
+        qk_norm=head.qk_norm,
     )
 
 
@@ -58,7 +61,7 @@ def build_eagle_graph(
     Inputs: ``input_ids``, ``position_ids [N]``; either ``target_features [N, F]`` or ``own_features [N, hidden_size]``,
     the other with no rows; ``candidate_rows [R]``; those of ``AttentionInputs`` and ``InStepRows``; the pools.
     Outputs: ``candidate_ids``, ``candidate_log_probs [R, num_candidates]``, ``kv_rows [N, 2 * layers * K, D]`` and
-    ``hidden [N, hidden_size]``, what the next depth is fed with (EAGLE-3: before the final norm).
+    ``hidden [N, hidden_size]``, what the next depth is fed with (EAGLE-3: before the final norm, EAGLE-3.1: after it).
     """
     graph, layers = OnnxGraph(), head_layers(head)
     ids = graph.input("input_ids", TensorProto.INT32, ["N"])
@@ -74,8 +77,10 @@ def build_eagle_graph(
         hidden = _eagle3_layers(decoder, head, embedded, target_features, own_features)
     else:
         hidden = _eagle1_layers(decoder, head, embedded, graph.op("Concat", target_features, own_features, axis=0))
+    if head.feeds_normed:
+        hidden = decoder.norm(hidden, "ln_f.weight")
     rows = graph.op("Gather", hidden, candidate_rows)
-    if head.method == "eagle3":
+    if head.method == "eagle3" and not head.feeds_normed:
         rows = decoder.norm(rows, "ln_f.weight")
     logits = decoder.linear.emit(rows, LM_HEAD, head.hidden_size, head.draft_vocab_size)
     logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
@@ -98,11 +103,24 @@ def _eagle1_layers(decoder: Decoder, head: HeadConfig, embedded: str, features: 
 def _eagle3_layers(decoder: Decoder, head: HeadConfig, embedded: str, target_features: str, own_features: str) -> str:
     """``fc`` narrows the target's features alone: the head's own output is as wide as the head already."""
     graph, size = decoder.graph, head.hidden_size
-    narrowed = decoder.linear.emit(target_features, "fc", feature_size(head), size, bias=head.fc_bias)
+    normed_features = _normed_features(decoder, head, target_features)
+    narrowed = decoder.linear.emit(normed_features, "fc", feature_size(head), size, bias=head.fc_bias)
     x = graph.op("Concat", narrowed, own_features, axis=0)
+    normed = decoder.norm(x, "layers.0.hidden_norm.weight")
     normed_embedding = decoder.norm(embedded, "layers.0.input_layernorm.weight")
-    both = graph.op("Concat", normed_embedding, decoder.norm(x, "layers.0.hidden_norm.weight"), axis=1)
-    return _layers(decoder, head, x, both, 2 * size)
+    both = graph.op("Concat", normed_embedding, normed, axis=1)
+    return _layers(decoder, head, normed if head.norm_before_residual else x, both, 2 * size)
+
+
+def _normed_features(decoder: Decoder, head: HeadConfig, features: str) -> str:
+    if head.feature_norm == "none":
+        return features
+    if head.feature_norm == "joined":
+        return decoder.norm(features, "input_norm.weight")
+    graph, num_features = decoder.graph, len(head.captured_layers)
+    sizes = graph.constant([head.target_hidden_size] * num_features)
+    parts = graph.ops("Split", features, sizes, outputs=num_features, axis=1)
+    return graph.op("Concat", *(decoder.norm(part, f"fc_norm.{i}.weight") for i, part in enumerate(parts)), axis=1)
 
 
 def _layers(decoder: Decoder, head: HeadConfig, x: str, attention_input: str, num_inputs: int) -> str:

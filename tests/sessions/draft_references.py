@@ -39,21 +39,33 @@ class TargetReference:
 
 
 class EagleReference:
-    """An EAGLE head over one path; ``captured_layers`` empty: EAGLE-1, which reads the target's last hidden rows."""
+    """An EAGLE head over one path, of any layout, by what its own ``config.json`` and tensors say.
+
+    ``captured_layers`` empty: EAGLE-1, which reads the target's last hidden rows.
+    """
 
     def __init__(self, checkpoint: Path, target: TargetReference, captured_layers: Sequence[int] = ()) -> None:
-        self.config = json.loads((checkpoint / "config.json").read_text())
+        raw = json.loads((checkpoint / "config.json").read_text())
+        self.config = raw | raw.get("transformer_layer_config", {})
+        self.feeds_normed = bool(raw.get("norm_output")) and "speculators_model_type" in raw
         tensors = safetensors_torch.load_file(checkpoint / "model.safetensors")
         self.tensors = {name: value.double() for name, value in tensors.items() if name not in ("d2t", "t2d")}
         self.d2t = tensors.get("d2t")
         self.target, self.captured_layers = target, captured_layers
+        self.first = next(name for name in tensors if "q_proj.weight" in name).removesuffix(".self_attn.q_proj.weight")
+        self.later = {"midlayer.0": ("midlayer", "hidden_norm")}.get(self.first, ("layers", "input_layernorm"))
         self._features: dict[tuple[int, ...], Any] = {}
 
     def features(self, tokens: Sequence[int]) -> Any:
         if tuple(tokens) not in self._features:
             hidden = self.target.hidden(tokens)
             layers = [hidden[layer + 1] for layer in self.captured_layers] or [hidden[-1]]
-            self._features[tuple(tokens)] = torch.cat(layers, -1)
+            if self.config.get("fc_norm"):
+                layers = [self._norm(values, f"fc_norm.{index}") for index, values in enumerate(layers)]
+            features = torch.cat(layers, -1)
+            if self.config.get("norm_before_fc"):
+                features = self._norm(features, "input_norm")
+            self._features[tuple(tokens)] = features
         return self._features[tuple(tokens)]
 
     def log_probs(self, tokens: Sequence[int], num_known: int) -> NDArray[np.float64]:
@@ -66,10 +78,9 @@ class EagleReference:
         embedding = self.tensors.get("embed_tokens.weight", self.target.embedding)
         for _ in range(len(tokens) - 1 - num_known + 1):
             hidden = self._layers(embedding[torch.tensor(tokens[1 : len(fed) + 1])], fed)
-            fed = torch.cat([fed, hidden[-1:]])
-        if self.captured_layers:
-            hidden = self._norm(hidden, "norm")
-        logits = hidden[-1] @ self.tensors.get("lm_head.weight", self.target.lm_head).T
+            normed = self._norm(hidden, "norm") if self.captured_layers else hidden
+            fed = torch.cat([fed, (normed if self.feeds_normed else hidden)[-1:]])
+        logits = normed[-1] @ self.tensors.get("lm_head.weight", self.target.lm_head).T
         log_probs = torch.log_softmax(logits, -1)
         if self.d2t is not None:
             everything = torch.full((len(self.target.lm_head),), -torch.inf, dtype=torch.float64)
@@ -83,12 +94,15 @@ class EagleReference:
 
     def _layers(self, embedded: Any, features: Any) -> Any:
         if self.captured_layers:
-            both = [self._norm(embedded, "midlayer.input_layernorm"), self._norm(features, "midlayer.hidden_norm")]
-            return self._layer(features, torch.cat(both, -1), "midlayer")
-        x = self._linear(torch.cat([embedded, features], -1), "fc")
-        for layer in range(self.config["num_hidden_layers"]):
-            normed = x if layer == 0 else self._norm(x, f"layers.{layer}.input_layernorm")
-            x = self._layer(x, normed, f"layers.{layer}")
+            normed = self._norm(features, f"{self.first}.hidden_norm")
+            both = torch.cat([self._norm(embedded, f"{self.first}.input_layernorm"), normed], -1)
+            x = self._layer(normed if self.config.get("norm_before_residual") else features, both, self.first)
+        else:
+            x = self._linear(torch.cat([embedded, features], -1), "fc")
+            x = self._layer(x, x, self.first)
+        prefix, norm = self.later
+        for layer in range(1, self.config["num_hidden_layers"]):
+            x = self._layer(x, self._norm(x, f"{prefix}.{layer}.{norm}"), f"{prefix}.{layer}")
         return x
 
     def _layer(self, x: Any, attention_input: Any, prefix: str) -> Any:
@@ -100,10 +114,9 @@ class EagleReference:
     def _attention(self, x: Any, prefix: str) -> Any:
         size, groups = self.config["head_dim"], self.config["num_attention_heads"] // self.config["num_key_value_heads"]
         q, k, v = (self._linear(x, f"{prefix}.{kind}_proj").unflatten(-1, (-1, size)).transpose(0, 1) for kind in "qkv")
-        base, scaling = self.config.get("rope_theta", 10000.0), self.config.get("rope_scaling")
-        positions = torch.arange(len(x))[:, None] / (scaling["factor"] if scaling else 1.0)
-        angles = positions * base ** -(torch.arange(0, size, 2).double() / size)
-        cosines, sines = (torch.cat([f(angles), f(angles)], -1) for f in (torch.cos, torch.sin))
+        if f"{prefix}.q_norm.weight" in self.tensors:
+            q, k = self._norm(q, f"{prefix}.q_norm"), self._norm(k, f"{prefix}.k_norm")
+        cosines, sines = self._rotary(len(x))
 
         def rotate(y: Any) -> Any:
             return y * cosines + torch.cat([-y[..., size // 2 :], y[..., : size // 2]], -1) * sines
@@ -112,6 +125,20 @@ class EagleReference:
         scores = scores + torch.full_like(scores[0], -torch.inf).triu(1)
         out = torch.softmax(scores, -1) @ v.repeat_interleave(groups, 0)
         return self._linear(out.transpose(0, 1).flatten(1), f"{prefix}.o_proj")
+
+    def _rotary(self, length: int) -> tuple[Any, Any]:
+        """Cosines and sines ``[length, head_dim]`` as ``transformers`` computes them, in float32."""
+        scaling = self.config.get("rope_scaling") or {"rope_type": "default"}
+        config = transformers.LlamaConfig(
+            hidden_size=self.config["hidden_size"],
+            num_attention_heads=self.config["num_attention_heads"],
+            head_dim=self.config["head_dim"],
+            max_position_embeddings=self.config["max_position_embeddings"],
+            rope_parameters={"rope_theta": self.config.get("rope_theta", 10000.0), **scaling},
+        )
+        rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+        cosines, sines = rotary(torch.zeros(1), torch.arange(length)[None])
+        return cosines[0].double(), sines[0].double()
 
     def _linear(self, x: Any, name: str) -> Any:
         y = x @ self.tensors[f"{name}.weight"].T

@@ -42,8 +42,10 @@ def read_vocabulary_offsets(
         rule = f"draft id + d2t[draft id] are increasing target ids, below {config.vocab_size}"
         wrong = np.flatnonzero(np.diff(target_ids, prepend=-1) <= 0)
         draft_id = int(wrong[0]) if wrong.size else int(np.argmax(target_ids >= config.vocab_size))
-        got = f"target id {target_ids[draft_id]} for draft id {draft_id}"
-        raise CheckpointError(tensors["d2t"].where, rule, got, _CURE)
+        got, cure = f"target id {target_ids[draft_id]} for draft id {draft_id}", _CURE
+        if (np.diff(offsets, prepend=-1) > 0).all() and offsets[-1] < config.vocab_size:
+            cure = "store d2t[draft id] - draft id: these are target ids themselves, not offsets"
+        raise CheckpointError(tensors["d2t"].where, rule, got, cure)
     if "t2d" in tensors:
         members = np.flatnonzero(_read(tensors["t2d"], "t2d", "bool", config.vocab_size))
         if not np.array_equal(members, target_ids):

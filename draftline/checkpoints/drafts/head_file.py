@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from draftline.checkpoints.draft_config import HeadConfig, HeadMethod
+from draftline.checkpoints.draft_config import FeatureNorm, HeadConfig, HeadMethod
 from draftline.checkpoints.dtypes import EXPONENT_BITS
 from draftline.checkpoints.huggingface_config import ROPE_TYPES
-from draftline.checkpoints.json_object import load_json
+from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE
 from draftline.errors import CheckpointError
 
@@ -41,7 +41,11 @@ def load_head_config(directory: Path) -> HeadConfig:
     if wrong := sorted(keys ^ set(raw.values)):
         rule = "the file has the keys of a converted head and no others"
         raise CheckpointError(raw.where, rule, f"missing or unknown {', '.join(wrong)}", _AGAIN)
-    for key, allowed in (("method", get_args(HeadMethod)), ("dtype", tuple(EXPONENT_BITS))):
+    for key, allowed in (
+        ("method", get_args(HeadMethod)),
+        ("dtype", tuple(EXPONENT_BITS)),
+        ("feature_norm", get_args(FeatureNorm)),
+    ):
         if raw.text(key) not in allowed:
             raise raw.error(key, f"one of {', '.join(allowed)}", raw.get(key), _AGAIN)
     scaling = raw.get("rotary_scaling")
@@ -64,6 +68,7 @@ def load_head_config(directory: Path) -> HeadConfig:
         num_heads=count("num_heads"),
         draft_vocab_size=count("draft_vocab_size"),
         captured_layers=raw.integers("captured_layers"),
+        captured_layer_readings=_readings(raw),
         num_attention_heads=count("num_attention_heads"),
         num_key_value_heads=count("num_key_value_heads"),
         head_size=count("head_size"),
@@ -74,7 +79,32 @@ def load_head_config(directory: Path) -> HeadConfig:
         max_position_embeddings=count("max_position_embeddings"),
         fc_bias=raw.flag("fc_bias"),
         qkv_bias=raw.flag("qkv_bias"),
+        dense_bias=raw.flag("dense_bias"),
+        mlp_bias=raw.flag("mlp_bias"),
+        qk_norm=raw.flag("qk_norm"),
+        feature_norm=cast(FeatureNorm, raw.text("feature_norm")),
+        norm_before_residual=raw.flag("norm_before_residual"),
+        feeds_normed=raw.flag("feeds_normed"),
         owns_embedding=raw.flag("owns_embedding"),
         owns_lm_head=raw.flag("owns_lm_head"),
         owns_medusa_lm_heads=raw.flag("owns_medusa_lm_heads"),
+        layout=raw.text("layout"),
+        notes=_notes(raw),
     )
+
+
+def _readings(raw: JsonObject) -> tuple[tuple[int, ...], ...]:
+    values = raw.get("captured_layer_readings")
+    if not isinstance(values, list):
+        raise raw.error("captured_layer_readings", "a list of lists of layers", values, _AGAIN)
+    return tuple(
+        JsonObject(raw.where, {"captured_layer_readings": value}).integers("captured_layer_readings")
+        for value in values
+    )
+
+
+def _notes(raw: JsonObject) -> tuple[str, ...]:
+    values = raw.get("notes")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise raw.error("notes", "a list of strings", values, _AGAIN)
+    return tuple(values)

@@ -1,30 +1,62 @@
-"""Read Medusa v1 heads: ``medusa_lm_head.safetensors`` or ``medusa_lm_head.pt``.
+"""Read Medusa heads in every layout of ``MEDUSA_LAYOUTS``: a file of their own, or among the tensors of their model.
 
-Source: the reference implementation (``medusa_model.py``). Tensors are named ``{head}.{layer}.linear.weight``,
-``{head}.{layer}.linear.bias`` and ``{head}.{num_layers}.weight``, the vocabulary projection, which heads that end in
-the target's lm_head do not have. Trap: ``medusa_num_heads`` is wrong in published configurations, so heads are counted.
+Source: the reference implementation (``medusa_model.py``) and ModelOpt's exporters. A head is residual blocks, then a
+projection to the vocabulary, which heads that end in the target's lm_head do not have. Traps: ``medusa_num_heads`` is
+wrong in published configurations, so heads are counted; Medusa-2 tunes the model with the heads, so its target is the
+same checkpoint.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
 from draftline.checkpoints.drafts.source_head import SourceHead
-from draftline.checkpoints.huggingface import open_safetensors
-from draftline.checkpoints.json_object import load_json
-from draftline.checkpoints.names import TargetTensor, check_source_tensors
+from draftline.checkpoints.huggingface import WEIGHTS_FILES, open_safetensors, open_weights
+from draftline.checkpoints.json_object import JsonObject, load_json
+from draftline.checkpoints.names import IGNORED, TargetTensor, check_source_tensors, weight_map
 from draftline.checkpoints.pytorch_file import open_pytorch_file
 from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.errors import CheckpointError
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
-_BLOCK = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})\.linear\.(?:weight|bias)")
-_PROJECTION = re.compile(r"\d+\.\d+\.weight")
+
+@dataclass(frozen=True)
+class MedusaLayout:
+    """A row of the import matrix: the names of residual block ``layer`` of ``head``, and of the head's projection.
+
+    ``is_model``: the heads are among the tensors of a model.
+    """
+
+    name: str
+    block: str
+    projection: str
+    is_model: bool = False
+
+
+MEDUSA_LAYOUTS = (
+    MedusaLayout("Medusa v1", "{head}.{layer}.linear", "{head}.{num_layers}"),
+    MedusaLayout("Medusa-2", "medusa_head.{head}.{layer}.linear", "medusa_head.{head}.{num_layers}", is_model=True),
+    MedusaLayout(
+        "Medusa of ModelOpt", "medusa_heads.{head}.{layer}.linear", "medusa_heads.{head}.{num_layers}", is_model=True
+    ),
+    MedusaLayout(
+        "Medusa of Megatron and ModelOpt",
+        "medusa_heads.{head}.medusa_layers.{layer}.linear",
+        "medusa_heads.{head}.lm_head",
+        is_model=True,
+    ),
+)
+_CURE = f"use heads in one of the layouts {', '.join(layout.name for layout in MEDUSA_LAYOUTS)}"
+_NUMBER = r"(0|[1-9]\d{0,3})"
+
+# Where a configuration states the number of residual blocks: the keys that lead there.
+_NUM_LAYERS_KEYS = (("medusa_num_layers",), ("medusa", "num_medusa_layers"))
 
 
 def read_medusa(directory: Path, target: CheckpointConfig, dtype: str) -> SourceHead:
@@ -33,30 +65,61 @@ def read_medusa(directory: Path, target: CheckpointConfig, dtype: str) -> Source
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape, or ``config.json`` contradicts them.
     """
-    path = next((directory / name for name in MEDUSA_FILES if (directory / name).is_file()), None)
-    if path is None:
-        rule = f"the folder holds one of {', '.join(MEDUSA_FILES)}"
-        raise CheckpointError(directory, rule, "none of them", "give the folder of Medusa heads")
-    tensors = open_safetensors(path) if path.suffix == ".safetensors" else open_pytorch_file(path)
-    num_heads, num_layers = _count_heads(tensors, path)
+    path, tensors = _open_heads(directory)
+    layout, blocks = _recognise(tensors, path)
+    num_heads, num_layers = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
     _check_num_layers(directory / "config.json", num_layers)
+    projections = {layout.projection.format(head=head, num_layers=num_layers) for head in range(num_heads)}
     config = HeadConfig(
         method="medusa",
+        layout=layout.name,
         dtype=dtype,
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        owns_medusa_lm_heads=any(_PROJECTION.fullmatch(name) for name in tensors),
+        owns_medusa_lm_heads=any(f"{name}.weight" in tensors for name in projections),
     )
-    wanted = medusa_tensors(config)
-    cure = "use heads in the layout of the reference implementation (Medusa v1)"
-    check_source_tensors(wanted, tensors, path, kind="Medusa heads", is_ignored=lambda name: False, cure=cure)
+    wanted = medusa_tensors(config, layout)
+    of_model: set[str] = set()
+    if layout.is_model:
+        of_model = {name for tensor in weight_map(target) for name, _ in tensor.sources}
+    check_source_tensors(
+        wanted,
+        tensors,
+        path,
+        kind=layout.name,
+        is_ignored=lambda name: name in of_model or (layout.is_model and IGNORED.fullmatch(name) is not None),
+        cure=_CURE,
+    )
     return SourceHead(config, wanted, tensors)
 
 
-def medusa_tensors(config: HeadConfig) -> list[TargetTensor]:
+def holds_medusa_heads(tensors: Mapping[str, SourceTensor]) -> bool:
+    """Whether there are Medusa heads of some layout among ``tensors``."""
+    return any(_blocks(layout, tensors) for layout in MEDUSA_LAYOUTS)
+
+
+def medusa_sizes(directory: Path) -> tuple[int, int]:
+    """Return vocab_size and hidden_size of heads in a file of their own; vocab_size 0 where nothing tells it.
+
+    Raises: CheckpointError where there are no heads.
+    """
+    path, tensors = _open_heads(directory)
+    layout, blocks = _recognise(tensors, path)
+    head, layer = blocks[0]
+    names = (f"{layout.block.format(head=head, layer=layer)}.{kind}" for kind in ("weight", "bias"))
+    hidden_size = next(tensors[name].shape[0] for name in names if name in tensors)
+    num_layers = 1 + max(layer for _, layer in blocks)
+    projection = tensors.get(f"{layout.projection.format(head=head, num_layers=num_layers)}.weight")
+    if projection is not None:
+        return projection.shape[0], hidden_size
+    config = directory / "config.json"
+    return (load_json(config).optional_integer("vocab_size") or 0) if config.is_file() else 0, hidden_size
+
+
+def medusa_tensors(config: HeadConfig, layout: MedusaLayout) -> list[TargetTensor]:
     """Return the tensors of converted Medusa heads, in file order, and what they are made of."""
     hidden, vocab = config.hidden_size, config.vocab_size
     wanted: list[TargetTensor] = []
@@ -66,25 +129,54 @@ def medusa_tensors(config: HeadConfig) -> list[TargetTensor]:
 
     for head in range(config.num_heads):
         for layer in range(config.num_layers):
-            key = f"medusa_heads.{head}.medusa_layers.{layer}.linear"
-            add(f"{key}.weight", f"{head}.{layer}.linear.weight", hidden, hidden)
-            add(f"{key}.bias", f"{head}.{layer}.linear.bias", hidden)
+            key, source = (
+                f"medusa_heads.{head}.medusa_layers.{layer}.linear",
+                layout.block.format(head=head, layer=layer),
+            )
+            add(f"{key}.weight", f"{source}.weight", hidden, hidden)
+            add(f"{key}.bias", f"{source}.bias", hidden)
         if config.owns_medusa_lm_heads:
-            add(f"medusa_heads.{head}.lm_head.weight", f"{head}.{config.num_layers}.weight", vocab, hidden)
+            source = layout.projection.format(head=head, num_layers=config.num_layers)
+            add(f"medusa_heads.{head}.lm_head.weight", f"{source}.weight", vocab, hidden)
     return wanted
 
 
-def _count_heads(tensors: Mapping[str, SourceTensor], path: Path) -> tuple[int, int]:
-    blocks = [(int(match[1]), int(match[2])) for name in tensors if (match := _BLOCK.fullmatch(name))]
-    if not blocks:
-        got = ", ".join(list(tensors)[:3]) or "no tensors"
-        cure = "use heads in the layout of the reference implementation (Medusa v1)"
-        raise CheckpointError(path, "the file holds tensors {head}.{layer}.linear.weight", got, cure)
-    return 1 + max(head for head, _ in blocks), 1 + max(layer for _, layer in blocks)
+def _open_heads(directory: Path) -> tuple[Path, Mapping[str, SourceTensor]]:
+    """Open the file that holds heads alone or, where there is none, the model's; the path is for messages."""
+    path = next((directory / name for name in MEDUSA_FILES if (directory / name).is_file()), None)
+    if path is None:
+        if not any((directory / name).exists() for name in WEIGHTS_FILES):
+            rule = f"the folder holds one of {', '.join(MEDUSA_FILES + WEIGHTS_FILES)}"
+            raise CheckpointError(directory, rule, "none of them", "give the folder of Medusa heads")
+        return directory, open_weights(directory)
+    return path, open_safetensors(path) if path.suffix == ".safetensors" else open_pytorch_file(path)
+
+
+def _recognise(tensors: Mapping[str, SourceTensor], path: Path) -> tuple[MedusaLayout, list[tuple[int, int]]]:
+    """Return the layout, and the head and layer of every tensor of a residual block."""
+    for layout in MEDUSA_LAYOUTS:
+        if blocks := _blocks(layout, tensors):
+            return layout, blocks
+    got = ", ".join(list(tensors)[:3]) or "no tensors"
+    rule = f"the file holds tensors {' or '.join(f'{layout.block}.weight' for layout in MEDUSA_LAYOUTS)}"
+    raise CheckpointError(path, rule, got, _CURE)
+
+
+def _blocks(layout: MedusaLayout, tensors: Mapping[str, SourceTensor]) -> list[tuple[int, int]]:
+    escaped = re.escape(layout.block).replace(r"\{head\}", _NUMBER).replace(r"\{layer\}", _NUMBER)
+    pattern = re.compile(escaped + r"\.(weight|bias)")
+    return [(int(match[1]), int(match[2])) for name in tensors if (match := pattern.fullmatch(name))]
 
 
 def _check_num_layers(path: Path, num_layers: int) -> None:
-    if path.is_file() and load_json(path).optional_integer("medusa_num_layers") not in (None, num_layers):
-        config = load_json(path)
-        rule = f"the {num_layers} residual blocks of the file's heads"
-        raise config.error("medusa_num_layers", rule, config.get("medusa_num_layers"))
+    if not path.is_file():
+        return
+    config = load_json(path)
+    for keys in _NUM_LAYERS_KEYS:
+        owner = config
+        for key in keys[:-1]:
+            inner = owner.get(key)
+            owner = JsonObject(path, inner if isinstance(inner, dict) else {})
+        if owner.optional_integer(keys[-1]) not in (None, num_layers):
+            rule = f"the {num_layers} residual blocks of the file's heads"
+            raise owner.error(keys[-1], rule, owner.get(keys[-1]))

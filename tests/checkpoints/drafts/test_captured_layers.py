@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from draftline.checkpoints.config import CheckpointConfig
-from draftline.checkpoints.drafts.captured_layers import parse_captured_layers
+from draftline.checkpoints.drafts.captured_layers import CapturedLayers, parse_captured_layers
 from draftline.checkpoints.json_object import JsonObject
 from draftline.errors import CheckpointError
 
@@ -16,7 +16,12 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 HIDDEN = 64
 
 
-def parse(num_layers: int, fc_columns: int | None = 3 * HIDDEN, **values: Any) -> tuple[int, ...]:
+def read(
+    num_layers: int,
+    fc_columns: int | None = 3 * HIDDEN,
+    ids_name: Literal["outputs", "inputs"] = "outputs",
+    **values: Any,
+) -> CapturedLayers:
     target = CheckpointConfig(
         architecture="LlamaForCausalLM",
         dtype="float32",
@@ -31,7 +36,11 @@ def parse(num_layers: int, fc_columns: int | None = 3 * HIDDEN, **values: Any) -
         rotary_base=1e4,
         max_position_embeddings=512,
     )
-    return parse_captured_layers(JsonObject(Path("config.json"), values), target, fc_columns)
+    return parse_captured_layers(JsonObject(Path("config.json"), values), target, fc_columns, ids_name)
+
+
+def parse(num_layers: int, fc_columns: int | None = 3 * HIDDEN, **values: Any) -> tuple[int, ...]:
+    return read(num_layers, fc_columns, **values).layers
 
 
 @pytest.mark.parametrize(("num_layers", "expected"), [(32, (1, 15, 28)), (36, (1, 17, 32)), (7, (1, 2, 3))])
@@ -66,13 +75,47 @@ def test_two_lists_that_differ_are_refused() -> None:
         parse(32, eagle_config={IDS: [1, 2, 3]}, **{IDS: [1, 2, 4]})
 
 
-def test_ids_that_mean_inputs_are_refused_with_the_right_ones() -> None:
-    with pytest.raises(CheckpointError, match=r"outputs, not inputs.*got \[2, 16, 29\]; write \[1, 15, 28\]"):
-        parse(32, **{IDS: [2, 16, 29]})
+def test_the_default_of_either_convention_is_known_in_every_layout() -> None:
+    for ids_name in ("outputs", "inputs"):
+        for ids in ([1, 15, 28], [2, 16, 29]):
+            found = read(32, ids_name=ids_name, **{IDS: ids})  # type: ignore[arg-type]
+            assert (found.layers, found.readings) == ((1, 15, 28), ())
+    assert read(32, **{IDS: [2, 16, 29]}).note == f"{IDS} [2, 16, 29] names inputs: outputs of [1, 15, 28]"
+
+
+def test_other_ids_have_two_readings_where_both_are_layers_and_the_layouts_own_goes_first() -> None:
+    assert read(32, **{IDS: [3, 9, 20]}).readings == ((3, 9, 20), (2, 8, 19))
+    assert read(32, ids_name="inputs", **{IDS: [3, 9, 20]}).readings == ((2, 8, 19), (3, 9, 20))
+    assert read(32, **{IDS: [0, 9, 20]})[:2] == ((0, 9, 20), ())
+    assert read(32, ids_name="inputs", **{IDS: [3, 9, 32]})[:2] == ((2, 8, 31), ())
     assert parse(3, **{IDS: [0, 1, 2]}) == (0, 1, 2)
 
 
-@pytest.mark.parametrize("ids", [[1, 2, 32], [2, 1, 3], [1, 1, 2], [], [-1, 2, 3], [1.0, 2, 3], "1,2,3"])
+def test_without_ids_the_default_is_probed_beside_its_neighbours() -> None:
+    assert read(32).readings == ((1, 15, 28), (2, 16, 29), (0, 14, 27))
+
+
+def test_the_embedding_is_no_layer() -> None:
+    with pytest.raises(CheckpointError, match="1 to 32, as they name inputs"):
+        read(32, ids_name="inputs", **{IDS: [0, 9, 20]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("use_aux_hidden_state", False, "eagle_config.use_aux_hidden_state is true; got false"),
+        ("parallel_draft_step", 2, "eagle_config.parallel_draft_step is 1; got 2"),
+        ("use_mtp_layernorm", True, "eagle_config.use_mtp_layernorm is false; got true"),
+        ("other", 1, "eagle_config.other is one of"),
+    ],
+)
+def test_switches_of_other_networks_are_refused(key: str, value: Any, rule: str) -> None:
+    with pytest.raises(CheckpointError, match=rule):
+        parse(32, eagle_config={key: value})
+    assert parse(32, eagle_config={"parallel_draft_heads_num_layers": 3, "use_mtp_layernorm": None}) == (1, 15, 28)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 33], [2, 1, 3], [1, 1, 2], [], [-1, 2, 3], [1.0, 2, 3], "1,2,3"])
 def test_wrong_ids_are_refused(ids: Any) -> None:
     with pytest.raises(CheckpointError, match=IDS):
         parse(32, **{IDS: ids})

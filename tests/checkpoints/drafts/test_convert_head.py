@@ -116,6 +116,7 @@ def test_eagle1_keeps_its_numbers(
     config = convert(source, method, target)
     assert config == HeadConfig(
         method="eagle1",
+        layout="EAGLE-1/2",
         dtype="float32",
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -219,6 +220,7 @@ def test_medusa_keeps_its_numbers(
     config = convert(source, "medusa", target)
     assert config == HeadConfig(
         method="medusa",
+        layout="Medusa v1",
         dtype="float32",
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -340,9 +342,11 @@ def test_a_file_that_holds_no_medusa_heads_is_refused(
     tmp_path: Path, target_dir: Path, target: CheckpointConfig
 ) -> None:
     source = write_tiny_eagle1(tmp_path / "s", target_dir)
-    fails(source, "medusa", target, "holds one of medusa_lm_head.safetensors, medusa_lm_head.pt; got none")
+    fails(source, "medusa", target, "holds tensors {head}.{layer}.linear.weight")
     (source / "model.safetensors").rename(source / FILES["medusa"])
     fails(source, "medusa", target, "holds tensors {head}.{layer}.linear.weight")
+    (source / FILES["medusa"]).unlink()
+    fails(source, "medusa", target, "holds one of medusa_lm_head.safetensors, medusa_lm_head.pt, model.*; got none")
 
 
 def test_a_head_of_another_method_is_refused_by_name(
@@ -351,10 +355,13 @@ def test_a_head_of_another_method_is_refused_by_name(
     eagle1 = write_tiny_eagle1(tmp_path / "eagle1", target_dir)
     eagle3 = write_tiny_eagle3(tmp_path / "eagle3", target_dir)
     assert "set it to eagle3" in fails(eagle3, "eagle1", target, "draft.method is the head's own")
-    fails(eagle1, "eagle3", target, "the layer of an EAGLE-3 head is named midlayer")
+    assert "set it to eagle1 or eagle2" in fails(eagle1, "eagle3", target, "draft.method is the head's own")
     medusa = write_tiny_medusa(tmp_path / "medusa", target_dir)
     for method in ("eagle1", "eagle3"):
         fails(medusa, method, target, "the folder holds one of")
+    (medusa / FILES["medusa"]).rename(medusa / "model.safetensors")
+    assert "set draft.method to medusa" in fails(medusa, "eagle1", target, r"Medusa heads: 0\.0\.linear\.weight")
+    fails(target_dir, "eagle3", target, r"a whole model: model\.")
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle3"])
@@ -401,7 +408,7 @@ def test_keys_that_were_copied_from_the_target_mean_nothing(
 ) -> None:
     source = write_tiny_eagle3(tmp_path / "s", target_dir)
     expected = convert(source, "eagle3", target)
-    edit_config(source, sliding_window=4, use_sliding_window=False, attention_bias=True, tie_word_embeddings=True)
+    edit_config(source, sliding_window=4, use_sliding_window=False, attention_bias=True)
     edit_config(source, architectures=["LlamaForCausalLM"], model_type="qwen3", max_window_layers=36)
     assert convert(source, "eagle3", target) == expected
 
@@ -455,15 +462,11 @@ def test_what_is_borrowed_must_fit(tmp_path: Path, target_dir: Path, target: Che
 @pytest.mark.parametrize(
     "changes",
     [
-        {"speculators_model_type": "eagle3"},
-        {"norm_before_residual": True},
-        {"norm_before_fc": True},
-        {"fc_norm": True},
+        {"speculators_model_type": "mtp"},
         {"norm_output": False},
         {"eagle_config": {"use_aux_hidden_state": False}},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1], "parallel_draft_step": 2}},
         {"eagle_config": [0, 1]},
-        {"num_hidden_layers": 2},
         {"draft_vocab_size": 321},
         {"draft_vocab_size": 199},
     ],
