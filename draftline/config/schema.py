@@ -221,6 +221,13 @@ class Check(Block):
         description="Whether a fixed text is run through the engine's network and, where that rounds weights or keys, "
         "through a temporary copy in float32. `auto`: for models of a billion parameters at most.",
     )
+    acceptance: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether each draft proposes a token behind every one of a fixed text. A rate near chance is an "
+        "error, and so is a better one with other captured layers or another rotary base than the draft's "
+        "configuration says; where that leaves the layers open, the best ones are chosen. `auto`: beside targets of a "
+        "billion parameters at most.",
+    )
     network: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether the network that `tensorrt` or `tensorrt_rtx` parses is evaluated in numpy, layer by "

@@ -45,12 +45,14 @@ HEAD_METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3", "med
 class DraftSource:
     """A drafter to build: ``checkpoint`` is the folder of the converted checkpoint, None for ``ngram``.
 
-    ``weights_dtype``: of its own matrices, None = as the target's.
+    ``weights_dtype``: of its own matrices, None = as the target's. ``captured_layers``: in the place of those that the
+    checkpoint names, () = those.
     """
 
     method: DraftMethod
     checkpoint: Path | None = None
     weights_dtype: str | None = None
+    captured_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ def _describe_head(
     num_positions: int,
 ) -> DraftParts:
     head = load_head_config(checkpoint)
+    if source.captured_layers:
+        head = replace(head, captured_layers=source.captured_layers)
     _check_head(f"drafts[{index}]", source.method, head, target)
     if head.method == "medusa":
         config = DraftConfig(

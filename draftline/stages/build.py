@@ -43,7 +43,7 @@ def _build_graphs(call: StageCall) -> str:
     """Build for ONNX Runtime; return whose operators the graphs are made of."""
     from draftline.sessions.native_kernels import CURE, choose_kernels, why_not_native
     from draftline.sessions.onnxruntime_builder import build_engine
-    from draftline.stages.drafts import acceptance, draft_sources, tree_shape
+    from draftline.stages.drafts import CAPTURED_LAYERS_FILE, acceptance, draft_sources, tree_shape
 
     engine, kv_cache = call.pipeline.engine, call.pipeline.kv_cache
     assert kv_cache.dtype in ("float32", "float16"), "others are refused"
@@ -64,7 +64,9 @@ def _build_graphs(call: StageCall) -> str:
         max_blocks=kv_cache.max_blocks,
         prefix_cache=kv_cache.prefix_cache,
         progress=call.advance,
-        drafts=draft_sources(call.pipeline, call.build_directory),
+        drafts=draft_sources(
+            call.pipeline, call.build_directory, call.build_directory / "check" / CAPTURED_LAYERS_FILE
+        ),
         tree=tree_shape(call.pipeline),
         acceptance=acceptance(call.pipeline),
     )
@@ -120,6 +122,7 @@ STAGE = Stage(
         "kv_cache.prefix_cache",
     ),
     needs=("convert",),
+    reads=("check/captured_layers.json",),
     packages=("numpy", "onnx", "onnxruntime"),
     modules=("draftline.stages.build",),
     shared=("plugins",),

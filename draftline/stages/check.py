@@ -62,7 +62,7 @@ def run(call: StageCall) -> CheckResult:
     from draftline.stages.gpu import check_network, pool_scales
 
     checkpoint = call.build_directory / "checkpoint"
-    is_ours = not is_tensorrt_llm(call.pipeline)  # else convert has checked the draft, and the network is the vendor's
+    is_ours = not is_tensorrt_llm(call.pipeline)  # else the network is the vendor's
     config = load_checkpoint_config(checkpoint) if is_ours else load_target(call)
     tokenizer = load_tokenizer(checkpoint)
     where = call.pipeline.target.checkpoint
@@ -78,7 +78,7 @@ def run(call: StageCall) -> CheckResult:
         config.vocab_size,
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
-        drafts=check_drafts(call.pipeline, checkpoint, config) if is_ours else (),
+        drafts=check_drafts(call, checkpoint, config, tokenizer),
         perplexity=check_perplexity(call, checkpoint, config, tokenizer, scales) if is_ours else None,
         network=network,
     )
@@ -137,10 +137,11 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
 
 
 def machine(pipeline: Pipeline) -> Mapping[str, str]:
-    """Return the kernels that the perplexity is measured with, and what the check of networks follows from."""
+    """Return the kernels that perplexity and acceptance are measured with, and what the network check follows from."""
     if is_tensorrt_llm(pipeline):
         return {}
-    kernels = {} if pipeline.check.perplexity == "never" else build.machine(pipeline)
+    measures_acceptance = bool(pipeline.draft) and pipeline.check.acceptance != "never"
+    kernels = build.machine(pipeline) if pipeline.check.perplexity != "never" or measures_acceptance else {}
     return {**kernels, **gpu_inputs(pipeline, NETWORK_SETTINGS)}
 
 
@@ -156,6 +157,7 @@ STAGE = Stage(
         "kv_cache.dtype",
         "draft.method",
         "tree.max_depth",
+        "check.acceptance",
         "check.perplexity",
         "check.network",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +12,14 @@ from draftline.checkpoints.draft_config import HeadConfig
 from draftline.checkpoints.drafts.head_file import load_head_config
 from draftline.checkpoints.drafts.vocabulary import check_same_vocabulary
 from draftline.checkpoints.known_positions import known_positions
+from draftline.checkpoints.tokenizer import Tokenizer
 from draftline.checkpoints.trtllm import load_checkpoint_config
-from draftline.config import Draft, Pipeline
+from draftline.config import Draft
 from draftline.errors import CheckpointError
-from draftline.stages.drafts import draft_folder
+from draftline.stages.check_acceptance import AcceptanceReport, check_acceptance
+from draftline.stages.drafts import CAPTURED_LAYERS_FILE, draft_folder
+from draftline.stages.stage import StageCall
+from draftline.stages.tensorrt_llm import is_tensorrt_llm
 
 
 @dataclass(frozen=True)
@@ -21,28 +27,53 @@ class DraftReport:
     """``max_position_embeddings``: where the draft ends, None = nowhere.
 
     ``drafts_to_the_end``: whether a request of ``engine.max_seq_len`` tokens is drafted for to its last one. Behind the
-    draft's last position decoding goes on without it.
+    draft's last position decoding goes on without it. ``acceptance``: None where it is not measured.
     """
 
     method: str
     max_position_embeddings: int | None
     drafts_to_the_end: bool
+    acceptance: AcceptanceReport | None
 
 
-def check_drafts(pipeline: Pipeline, checkpoint: Path, target: CheckpointConfig) -> tuple[DraftReport, ...]:
-    """Check the drafts that the folder ``checkpoint`` of the converted target holds.
+def check_drafts(
+    call: StageCall, checkpoint: Path, target: CheckpointConfig, tokenizer: Tokenizer
+) -> tuple[DraftReport, ...]:
+    """Check the drafts that the folder ``checkpoint`` of the converted target holds, and write what was chosen.
 
-    Raises: CheckpointError where a draft model has another vocabulary, or a tree is deeper than any draft.
+    Raises: CheckpointError where a draft model has another vocabulary, a tree is deeper than any draft, or a draft does
+    not do what its checkpoint says.
     """
-    reports, depths = [], []
-    for index, draft in enumerate(pipeline.draft):
-        positions, depth = _limits(draft, checkpoint, checkpoint / draft_folder(index), target)
-        depths.append(depth)
-        to_the_end = positions is None or positions >= pipeline.engine.max_seq_len
-        reports.append(DraftReport(draft.method, positions, to_the_end))
+    pipeline = call.pipeline
+    if is_tensorrt_llm(pipeline):  # convert has checked the draft
+        _write_captured_layers(call.destination / CAPTURED_LAYERS_FILE, ())
+        return ()
+    limits = [
+        _limits(draft, checkpoint, checkpoint / draft_folder(index), target)
+        for index, draft in enumerate(pipeline.draft)
+    ]
     if pipeline.tree is not None:
-        check_depth(depths, pipeline.tree.max_depth)
+        check_depth([depth for _, depth in limits], pipeline.tree.max_depth)
+    reports = []
+    for index, (draft, (positions, _)) in enumerate(zip(pipeline.draft, limits, strict=True)):
+        to_the_end = positions is None or positions >= pipeline.engine.max_seq_len
+        found = None
+        if draft.method != "ngram":
+            folder = checkpoint / draft_folder(index)
+            found = check_acceptance(call, index, checkpoint, folder, target, tokenizer, positions)
+        reports.append(DraftReport(draft.method, positions, to_the_end, found))
+    _write_captured_layers(call.destination / CAPTURED_LAYERS_FILE, reports)
     return tuple(reports)
+
+
+def _write_captured_layers(path: Path, reports: Sequence[DraftReport]) -> None:
+    """What the build stage reads of this one, by index of the draft: a new report alone builds no new engine."""
+    layers: Mapping[int, list[int]] = {
+        index: list(report.acceptance.captured_layers)
+        for index, report in enumerate(reports)
+        if report.acceptance and report.acceptance.captured_layers
+    }
+    path.write_text(json.dumps(layers) + "\n", "utf-8")
 
 
 def check_depth(depths: list[int | None], max_depth: int) -> None:

@@ -34,20 +34,33 @@ def run(call: StageCall) -> ConvertResult:
         return convert(call)
     from draftline.checkpoints.convert import convert_checkpoint
     from draftline.checkpoints.drafts.convert import convert_head
+    from draftline.checkpoints.drafts.description import describe_draft_model, describe_head
+    from draftline.checkpoints.drafts.vocabulary import check_same_tokens
+    from draftline.checkpoints.tokenizer import TOKENIZER_FILE
     from draftline.stages.drafts import draft_folder
 
     dtype = call.pipeline.target.dtype
     advances = _split_progress(call)
     target = convert_checkpoint(call.source, call.destination, dtype, advances[0])
+    _say_unused_heads(call)
     draft_layers = []
     for index, (draft, source) in enumerate(zip(call.pipeline.draft, call.draft_sources, strict=True)):
         destination, advance = call.destination / draft_folder(index), advances[index + 1]
         if source is None or draft.method == "ngram":
             draft_layers.append(0)
-        elif draft.method == "draft_model":
-            draft_layers.append(convert_checkpoint(source, destination, dtype, advance).num_hidden_layers)
+            continue
+        if draft.method == "draft_model":
+            model = convert_checkpoint(source, destination, dtype, advance)
+            draft_layers.append(model.num_hidden_layers)
+            lines = describe_draft_model(model, target)
         else:
-            draft_layers.append(convert_head(source, destination, draft.method, target, dtype, advance).num_layers)
+            head = convert_head(source, destination, draft.method, target, dtype, advance)
+            draft_layers.append(head.num_layers)
+            lines = describe_head(head, target)
+            if (source / TOKENIZER_FILE).is_file():  # published with some heads, and of no other use than this
+                check_same_tokens(call.destination, source)
+        for line in lines:
+            call.say(f"{draft.method}: {line}")
     return ConvertResult(
         target.architecture,
         target.dtype,
@@ -56,6 +69,18 @@ def run(call: StageCall) -> ConvertResult:
         target.vocab_size,
         tuple(draft_layers),
     )
+
+
+def _say_unused_heads(call: StageCall) -> None:
+    """Medusa heads among the target's tensors are no part of the target: nothing else says that they are left out."""
+    from draftline.checkpoints.drafts.medusa import holds_medusa_heads
+    from draftline.checkpoints.huggingface import open_weights
+
+    reads_them = any(draft.method == "medusa" for draft in call.pipeline.draft)
+    if not reads_them and (call.source / "config.json").is_file() and holds_medusa_heads(open_weights(call.source)):
+        call.say(
+            "the target holds Medusa heads, which are left out; a draft of method medusa from its folder reads them"
+        )
 
 
 def _split_progress(call: StageCall) -> list[Callable[[int, int], None]]:

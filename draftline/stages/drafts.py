@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from draftline.speculation import Acceptance, TreeShape
 
 if TYPE_CHECKING:
     from draftline.sessions.draft_builder import DraftSource
+
+
+CAPTURED_LAYERS_FILE = "captured_layers.json"  # of the check stage, for the build stage
 
 
 def draft_checkpoint(build_directory: Path, index: int) -> Path:
@@ -23,15 +27,21 @@ def draft_folder(index: int) -> str:
     return f"draft-{index}"
 
 
-def draft_sources(pipeline: Pipeline, build_directory: Path) -> list[DraftSource]:
-    """Return the drafts as builders of engines take them."""
+def draft_sources(pipeline: Pipeline, build_directory: Path, chosen: Path | None = None) -> list[DraftSource]:
+    """Return the drafts as builders of engines take them.
+
+    ``chosen``: the check stage's file of the captured layers it measured, None = as the converted checkpoints say.
+    """
     from draftline.sessions.draft_builder import DraftSource
+
+    layers = json.loads(chosen.read_text("utf-8")) if chosen else {}
 
     return [
         DraftSource(
             draft.method,
             draft_checkpoint(build_directory, index) if draft.checkpoint else None,
             draft.weights_dtype,
+            tuple(layers.get(str(index), ())),
         )
         for index, draft in enumerate(pipeline.draft)
     ]

@@ -163,7 +163,7 @@ def pool_scales(call: StageCall, advance: Advance) -> PoolScales:
 def build_plans(call: StageCall) -> None:
     """Write the engine of a pipeline on a GPU into ``call.destination``."""
     from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
-    from draftline.stages.drafts import acceptance, draft_sources, tree_shape
+    from draftline.stages.drafts import CAPTURED_LAYERS_FILE, acceptance, draft_sources, tree_shape
 
     pipeline = call.pipeline
     vendor, architectures = vendor_of(pipeline)
@@ -187,7 +187,7 @@ def build_plans(call: StageCall) -> None:
         limits=step_limits(pipeline),
         prefix_cache=pipeline.kv_cache.prefix_cache,
         progress=call.advance,
-        drafts=draft_sources(pipeline, call.build_directory),
+        drafts=draft_sources(pipeline, call.build_directory, call.build_directory / "check" / CAPTURED_LAYERS_FILE),
         tree=tree_shape(pipeline),
         acceptance=acceptance(pipeline),
         free_gpu_memory_fraction=pipeline.kv_cache.free_gpu_memory_fraction,

@@ -125,14 +125,19 @@ def _select(stages: Sequence[Stage], until: str | None) -> Sequence[Stage]:
 def _survey(run: _Run, stages: Sequence[Stage]) -> list[StageReport]:
     reports: list[StageReport] = []
     for stage in stages:
-        moving = [report.stage for report in reports if report.reason is not None and report.stage in stage.needs]
-        if moving and load_manifest(run.output / stage.directory) is not None:
-            reason: str | None = f"{moving[0]} runs first; only if its output changes"
-        elif moving:
+        moving = [report for report in reports if report.reason is not None]
+        needed = [report.stage for report in moving if report.stage in stage.needs]
+        if needed and load_manifest(run.output / stage.directory) is not None:
+            reason: str | None = f"{needed[0]} runs first; only if its output changes"
+        elif needed:
             reason = "it never ran"
         else:
             inputs, _ = _inputs(run, stage, stages)
             reason = find_change(run.output / stage.directory, inputs, run.hasher)
+            read = {name.partition("/")[0] for name in stage.reads}
+            for report in moving:
+                if reason is None and report.directory.name in read:
+                    reason = f"{report.stage} runs first; only if its output changes"
         reports.append(StageReport(stage.name, run.output / stage.directory, reason))
     return reports
 
@@ -153,6 +158,9 @@ def _inputs(run: _Run, stage: Stage, stages: Sequence[Stage]) -> tuple[dict[str,
             manifest = load_manifest(run.output / needed.directory)
             assert manifest is not None, f"{stage.name} runs after {needed.name}"
             inputs[f"output of {needed.name}"] = manifest.outputs_sha256()
+    for name in stage.reads:
+        path = run.output / name
+        inputs[f"output {name}"] = run.hasher.record(path).sha256 if path.is_file() else "absent"
     return inputs, files
 
 

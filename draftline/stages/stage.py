@@ -36,10 +36,10 @@ class Stage:
     """A stage and all that its output depends on.
 
     ``settings`` are dotted fields of the pipeline (one of ``draft`` is that of each draft), ``needs`` names earlier
-    stages, ``packages`` distributions, ``modules`` and ``shared`` (folders of ``share_path``) draftline's own code,
-    what that imports included. ``reads_source``: the files of the target's checkpoint and of the drafts' are an input.
-    ``machine`` names what else of this machine the output depends on, for a pipeline. ``run`` returns a dataclass, and
-    raises to fail.
+    stages, ``reads`` single files of earlier stages' directories, ``packages`` distributions, ``modules`` and
+    ``shared`` (folders of ``share_path``) draftline's own code, what that imports included. ``reads_source``: the files
+    of the target's checkpoint and of the drafts' are an input. ``machine`` names what else of this machine the output
+    depends on, for a pipeline. ``run`` returns a dataclass, and raises to fail.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Stage:
     run: Callable[[StageCall], Any]
     settings: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     shared: tuple[SharedFolder, ...] = ()

@@ -82,7 +82,7 @@ def _measured(pipeline: Pipeline, settings: Train, draft: Path) -> Pipeline:
             "draft": (Draft(method=settings.method, checkpoint=str(draft.resolve())),),
             "tree": Tree(kind="chain", max_depth=depth, max_nodes=depth + 1),
             "acceptance": Acceptance(),
-            "check": Check(perplexity="never"),
+            "check": Check(perplexity="never", acceptance="never"),
             "train": None,
         }
     )

@@ -70,6 +70,7 @@ def test_an_engine_in_float32_is_measured_alone(root: Path) -> None:
     assert said[0] == f"check: perplexity {report['perplexity']:.4g} in float32"
     assert said[1].startswith("check: so high a perplexity is that of damaged weights"), "the weights are random"
     assert {path.name for path in (root / "build" / "check").iterdir()} == {
+        "captured_layers.json",
         "report.json",
         "manifest.json",
         "pipeline.yaml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import io
 import json
 import shutil
 from pathlib import Path
@@ -22,10 +23,12 @@ from draftline.speculation import Acceptance, TreeShape
 from draftline.stages import convert
 from draftline.stages.check_drafts import check_depth
 from draftline.stages.drafts import acceptance, tree_shape
+from draftline.stages.progress import Progress
 from draftline.stages.runner import StageReport, run_pipeline
 from draftline.stages.stage import StageCall
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
+from tests.tiny_layouts import ROWS
 
 DRAFTS = ("draft_model", "eagle1", "eagle3", "medusa")
 
@@ -100,6 +103,8 @@ def test_all_drafts_of_a_list_are_built(root: Path, tmp_path: Path) -> None:
         ("medusa", None),
     ]
     assert [draft["drafts_to_the_end"] for draft in report["drafts"]] == [True, False, True, True, True]
+    measured = [draft["acceptance"] and draft["acceptance"]["is_judged"] for draft in report["drafts"]]
+    assert measured == [None, False, False, False, False], "random weights guess nothing"
     manifest = load_manifest(tmp_path / "build" / "checkpoint")
     assert manifest is not None
     assert manifest.result["draft_layers"] == [0, 1, 1, 1, 1]
@@ -248,3 +253,39 @@ def test_a_dry_run_tells_a_changed_draft(root: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text() + "\n")
     reports = run_pipeline(pipeline("medusa"), build, root=tmp_path, until="check", dry_run=True)
     assert ran(reports)["convert"] == "file draft.0/config.json changed"
+
+
+def test_a_model_with_heads_inside_is_target_and_draft(root: Path, tmp_path: Path) -> None:
+    """Medusa-2: one folder. Without a draft that reads them, the run says that its heads are left out."""
+    ROWS["medusa-2"].write(tmp_path / "model", root / "model")
+    stream = io.StringIO()
+    run_pipeline(pipeline(), tmp_path / "plain", root=tmp_path, until="convert", progress=Progress(stream))
+    assert "convert: the target holds Medusa heads, which are left out" in stream.getvalue()
+    wanted = pipeline(draft={"method": "medusa", "checkpoint": "model"}, tree={"max_depth": 3})
+    stream = io.StringIO()
+    run_pipeline(wanted, tmp_path / "build", root=tmp_path, until="build", progress=Progress(stream))
+    assert "convert: medusa: Medusa-2: 3 heads, residual blocks of each: 1" in stream.getvalue()
+    tokens, num_drafted = answers(tmp_path / "build")
+    assert num_drafted > 0
+    run(tmp_path, tmp_path / "plain", pipeline())
+    assert answers(tmp_path / "plain") == (tokens, 0)
+
+
+def test_convert_says_what_is_borrowed_and_where_the_target_differs(root: Path, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    wanted = pipeline("eagle1", "draft_model")
+    run_pipeline(wanted, tmp_path / "build", root=root, until="convert", progress=Progress(stream))
+    said = stream.getvalue()
+    assert "convert: eagle1: borrows the target's lm_head [320, 64]\n" in said
+    assert "convert: draft_model: knows 128 positions where the target knows 512: behind them it is not asked\n" in said
+
+
+def test_a_tokenizer_beside_a_head_is_the_targets(root: Path, tmp_path: Path) -> None:
+    for name in ("model", "eagle1"):
+        shutil.copytree(root / name, tmp_path / name)
+    tokenizer = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "eagle1" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"the draft's tokenizer gives 'a' the id "):
+        run(tmp_path, tmp_path / "build", pipeline("eagle1"), until="convert")

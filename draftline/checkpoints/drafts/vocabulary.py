@@ -11,16 +11,10 @@ from draftline.errors import CheckpointError
 _CURE = "choose a draft model of the target's family, with the very same tokenizer"
 
 
-def check_same_vocabulary(
-    target_tokenizer_dir: Path, draft_tokenizer_dir: Path, target: CheckpointConfig, draft: CheckpointConfig
-) -> None:
-    """Check that a draft model's token ids mean what the target's mean.
+def check_same_tokens(target_tokenizer_dir: Path, draft_tokenizer_dir: Path) -> dict[str, int]:
+    """Return the ids of the target's tokens after checking that the draft's tokenizer gives all of them the same.
 
-    The tokenizers map the same tokens to the same ids, and both models have a row for each of them. Rows behind the
-    tokenizer's last id are padding, of which models of one family have different numbers.
-
-    Raises:
-        CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
+    Raises: CheckpointError where a token differs (the message names the one with the lowest id).
     """
     ours = load_tokenizer(target_tokenizer_dir).vocabulary()
     theirs = load_tokenizer(draft_tokenizer_dir).vocabulary()
@@ -33,6 +27,21 @@ def check_same_vocabulary(
         got = f"id {theirs[token]}" if token in theirs else "no such token"
         got += f", one of {len(differing)} tokens that differ"
         raise CheckpointError(draft_tokenizer_dir / TOKENIZER_FILE, rule, got, _CURE)
+    return ours
+
+
+def check_same_vocabulary(
+    target_tokenizer_dir: Path, draft_tokenizer_dir: Path, target: CheckpointConfig, draft: CheckpointConfig
+) -> None:
+    """Check that a draft model's token ids mean what the target's mean.
+
+    The tokenizers map the same tokens to the same ids, and both models have a row for each of them. Rows behind the
+    tokenizer's last id are padding, of which models of one family have different numbers.
+
+    Raises:
+        CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
+    """
+    ours = check_same_tokens(target_tokenizer_dir, draft_tokenizer_dir)
     num_ids = 1 + max(ours.values(), default=-1)
     for where, model in ((target_tokenizer_dir, target), (draft_tokenizer_dir, draft)):
         if model.vocab_size < num_ids:
