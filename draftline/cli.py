@@ -67,6 +67,7 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from draftline.checkpoints.show import describe_checkpoint, is_checkpoint
     from draftline.config import load_pipeline
     from draftline.config.reference import write_reference
     from draftline.config.writing import pipeline_text
@@ -76,6 +77,8 @@ def _show(arguments: argparse.Namespace) -> int:
         print(write_reference(), end="")
     elif arguments.pipelines:
         print(*sorted(share_path("pipelines").glob("*.yaml")), sep="\n")
+    elif is_checkpoint(str(arguments.file)):
+        print(*describe_checkpoint(str(arguments.file), arguments.target, arguments.overrides), sep="\n")
     else:
         print(pipeline_text(load_pipeline(arguments.file, arguments.overrides)), end="")
     return 0
@@ -180,10 +183,11 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_validate)
 
     command = commands.add_parser(
-        "show", help="print a pipeline with its defaults, the fields, or the shipped pipelines"
+        "show", help="print a pipeline with its defaults, what a checkpoint is, the fields, or the shipped pipelines"
     )
     what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", type=Path, nargs="?", metavar="FILE")
+    what.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a pipeline file, or a checkpoint")
+    command.add_argument("--target", metavar="CHECKPOINT", help="what a checkpoint of a draft is compared with")
     what.add_argument("--fields", action="store_true", help="print the reference of all fields")
     what.add_argument("--pipelines", action="store_true", help="print where the pipeline files of this package are")
     command.add_argument("overrides", nargs="*", metavar="block.key=value", help=OVERRIDES)
