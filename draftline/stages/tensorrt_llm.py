@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from draftline.config import Pipeline
 from draftline.config.tensorrt_llm import BACKEND
 from draftline.errors import CheckpointError, PipelineError
-from draftline.stages.drafts import static_choices
 from draftline.stages.inputs import package_version
 from draftline.stages.stage import StageCall, setting_of
 
@@ -118,6 +117,7 @@ def convert(call: StageCall) -> ConvertResult:
 def _head(call: StageCall) -> HeadSource | None:
     from draftline.checkpoints.ranks.convert import HeadSource
     from draftline.checkpoints.ranks.layout import MAX_NON_LEAVES_PER_LAYER
+    from draftline.stages.drafts import static_choices
 
     if not call.pipeline.draft:
         return None
@@ -149,6 +149,7 @@ def load_target(call: StageCall) -> CheckpointConfig:
 
 def engine_limits(pipeline: Pipeline) -> EngineLimits:
     from draftline.sessions.tensorrt_llm import EngineLimits
+    from draftline.stages.drafts import static_choices
 
     engine = pipeline.engine
     limits = (engine.max_batch_size, engine.max_seq_len, engine.max_num_tokens, pipeline.kv_cache.block_size)
@@ -192,6 +193,7 @@ def package(call: StageCall) -> None:
         )
         return
     from draftline.sessions.tensorrt_llm import OWN_ENGINE
+    from draftline.stages.drafts import static_choices
     from draftline.triton.tensorrtllm_repository import write_tensorrtllm_repository
 
     engine = call.build_directory / "engine"
