@@ -1,9 +1,10 @@
 """What it takes to divide a checkpoint of an 8B model's shape among ranks, beside copying its files.
 
-``python -m tests.checkpoints.ranks.cost FOLDER [--layers 32] [--ranks 2] [--sparse]`` writes a random bfloat16
-checkpoint of Llama-3-8B's shape (16.1 GB with 32 layers) into FOLDER; copies it, converts it, and copies it again, each
-to disk (fsync included); and prints seconds and the peak of resident memory. ``--sparse``: the weights are zeros that
-take no room on disk until they are copied. What it writes is removed.
+``python -m tests.checkpoints.ranks.cost FOLDER [--layers 32] [--ranks 2] [--rounds 3] [--sparse]`` writes a random
+bfloat16 checkpoint of Llama-3-8B's shape (16.1 GB with 32 layers) into FOLDER; then, in rounds, copies it, converts it
+for one rank and divides it among ``--ranks``, each to disk (fsync included); and prints seconds, ratios and the peak of
+resident memory. ``--sparse``: the weights are zeros that take no room on disk until they are copied. What it writes is
+removed; it needs twice the checkpoint's room.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftline.checkpoints.convert import convert_checkpoint
 from draftline.checkpoints.ranks.convert import convert_for_ranks
 from draftline.checkpoints.ranks.mapping import Mapping
 from draftline.checkpoints.ranks.rank_file import RankFile
@@ -110,10 +113,10 @@ def copy(source: Path, destination: Path) -> None:
             os.fsync(file.fileno())
 
 
-def measure_copy(source: Path, destination: Path) -> float:
-    """Return the seconds that copying takes; the copy is removed."""
+def seconds_of(write: Callable[[Path], object], destination: Path) -> float:
+    """Return the seconds that ``write(destination)`` takes; what it wrote is removed."""
     started = time.perf_counter()
-    copy(source, destination)
+    write(destination)
     seconds = time.perf_counter() - started
     shutil.rmtree(destination)
     return seconds
@@ -124,25 +127,39 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sparse", action="store_true")
     arguments = parser.parse_args()
     source = write_large_checkpoint(arguments.folder / "source", layers=arguments.layers, sparse=arguments.sparse)
     num_bytes = sum(path.stat().st_size for path in source.iterdir())
-    copied = [measure_copy(source, arguments.folder / "copy")]
-    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
     mapping = Mapping(arguments.ranks)
-    convert_for_ranks(source, arguments.folder / "ranks", "bfloat16", mapping, None, lambda done, total: None)
-    converted = time.perf_counter() - started
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    shutil.rmtree(arguments.folder / "ranks")
-    copied.append(measure_copy(source, arguments.folder / "copy"))
+    writers: dict[str, Callable[[Path], object]] = {
+        "copied": lambda folder: copy(source, folder),
+        "converted": lambda folder: convert_checkpoint(source, folder, "bfloat16", _no_progress),
+        f"divided among {arguments.ranks}": lambda folder: convert_for_ranks(
+            source, folder, "bfloat16", mapping, None, _no_progress
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in writers}
+    for _ in range(arguments.rounds):
+        for name, write in writers.items():
+            seconds[name].append(seconds_of(write, arguments.folder / "written"))
     shutil.rmtree(source)
-    seconds = " and ".join(f"{value:.1f}" for value in copied)
-    print(
-        f"{num_bytes / 1e9:.1f} GB for {arguments.ranks} ranks: copied in {seconds} s, converted in {converted:.1f} s"
-    )
-    print(f"{converted / min(copied):.2f} times, {usage.ru_utime - before:.1f} s of the processor's own time")
-    print(f"{usage.ru_maxrss / 1e6:.2f} GB resident at most")
+    print(f"{num_bytes / 1e9:.1f} GB, {arguments.rounds} rounds; seconds, and the ratio to the copy of the same round")
+    for name, taken in seconds.items():
+        ratios = [own / copied for own, copied in zip(taken, seconds["copied"], strict=True)]
+        print(f"{name}: {_spread(taken, 1)} s, {_spread(ratios, 2)}")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB resident at most")
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+def _spread(values: list[float], digits: int) -> str:
+    """Return the median with the least and the largest."""
+    low, middle, high = (round(value, digits) for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} [{low}, {high}]"
 
 
 if __name__ == "__main__":
