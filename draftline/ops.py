@@ -35,6 +35,7 @@ def tree_attention(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
@@ -47,7 +48,7 @@ def tree_attention(
     kernel; MissingPackageError without torch or Triton.
     """
     inputs = (q, k_new, v_new, kv_pool, block_table, context_lengths, sequence_starts, packed_mask)
-    result: Tensor = _operator()(*inputs, scale, window, key_scale, value_scale)
+    result: Tensor = _operator()(*inputs, scale, window, softcap, key_scale, value_scale)
     return result
 
 
@@ -82,7 +83,8 @@ def _operator() -> Any:
     torch = _torch()
     # PyTorch reads the schema from the signature: the types themselves, though torch is imported here alone.
     tensors = dict.fromkeys(("q", "k_new", "v_new", "kv_pool", *INTEGERS, "return"), torch.Tensor)
-    _run.__annotations__ = {**tensors, "scale": float, "window": int, "key_scale": float, "value_scale": float}
+    floats = dict.fromkeys(("scale", "softcap", "key_scale", "value_scale"), float)
+    _run.__annotations__ = {**tensors, **floats, "window": int}
     operator = torch.library.custom_op("draftline::tree_attention", _run, mutates_args=())
     operator.register_fake(lambda q, *others: q.new_empty((q.shape[0], q.shape[1] * q.shape[2])))
     return operator
@@ -99,13 +101,14 @@ def _run(
     packed_mask: Tensor,
     scale: float,
     window: int,
+    softcap: float,
     key_scale: float,
     value_scale: float,
 ) -> Tensor:
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads, block_size = k_new.shape[1], kv_pool.shape[3]
     num_sequences = len(context_lengths)
-    shape = KernelShape(num_heads, num_kv_heads, head_size, block_size, _name(q), _name(kv_pool), window)
+    shape = KernelShape(num_heads, num_kv_heads, head_size, block_size, _name(q), _name(kv_pool), window, softcap)
     is_interpreted = _is_interpreted(q)
     for name, tensor in (("k_new", k_new), ("v_new", v_new)):
         _check(name, tensor, (num_tokens, num_kv_heads, head_size), shape.dtype)

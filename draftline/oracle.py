@@ -24,6 +24,7 @@ def tree_attention(
     *,
     scale: float,
     window: int,
+    softcap: float = 0.0,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> NDArray[np.float64]:
@@ -31,7 +32,8 @@ def tree_attention(
 
     Source: the contract of ``draftline::TreeAttention``; paged keys and values as in PagedAttention (arXiv 2309.06180),
     the mask as in tree attention of SpecInfer (arXiv 2305.09781), shared key/value heads as in GQA (arXiv 2305.13245),
-    the window as in Mistral's ``sliding_window``. Unlike those, nothing is written.
+    the window as in Mistral's ``sliding_window``, capped scores as in Gemma 2 (arXiv 2408.00118, section 2). Unlike
+    those, nothing is written.
 
     Shapes: T packed tokens of B sequences, H query heads, K key/value heads (query head h reads head h // (H / K)),
     head size D, block size S, W mask words.
@@ -47,6 +49,8 @@ def tree_attention(
       under ancestors, so the depth of a row is the number of its bits minus one.
     - ``window``: a row of position p attends to positions above p - window; 0 = no window. The position of a committed
       token is its index, that of a row ``context_lengths[b]`` + its depth.
+    - ``softcap``: scores become ``softcap * tanh(score / softcap)`` before the softmax, and what is not finite NaN;
+      0 = they stay as they are.
 
     Returns ``[T, H * D] float64``, head by head.
 
@@ -61,6 +65,10 @@ def tree_attention(
     [[2.0, 1.0]]
     >>> tree_attention(key, key, value, pool, *tables, scale=1.0, window=1).tolist()
     [[0.0, 2.0]]
+    >>> key[:] = 3.0  # a score of 18 against that of the committed token, 0
+    >>> capped = tree_attention(key, key, value, pool, *tables, scale=1.0, window=0, softcap=1.0)
+    >>> capped.round(3).tolist()  # weights 1 : e
+    [[1.076, 1.462]]
     """
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads = k_new.shape[1]
@@ -85,6 +93,8 @@ def tree_attention(
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
             scores = q[first:end, head].astype(np.float64) @ k[kv_head].T * scale
+            if softcap > 0:
+                scores = softcap * np.tanh(scores / softcap) + 0 * scores
             scores = np.where(attended, scores, -np.inf)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[first:end, head] = weights / weights.sum(axis=1, keepdims=True) @ v[kv_head]

@@ -23,7 +23,7 @@ def attend_traced(inputs: dict[str, NDArray[Any]], scale: float) -> NDArray[np.f
     tensors = {name: to_torch(array) for name, array in inputs.items()}
     operator = ops._operator()
     torch.library.opcheck(
-        operator, (*tensors.values(), scale, 0, 1.0, 1.0), test_utils=("test_schema", "test_faketensor")
+        operator, (*tensors.values(), scale, 0, 0.0, 1.0, 1.0), test_utils=("test_schema", "test_faketensor")
     )
     out: NDArray[np.float32] = ops.tree_attention(**tensors, scale=scale).float().numpy()
     return out

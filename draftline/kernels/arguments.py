@@ -112,6 +112,7 @@ def constants(name: str, shape: KernelShape, configuration: KernelConfiguration)
         **pool,
         **sections,
         "HEAD_SIZE": shape.head_size,
+        "SOFTCAP": shape.softcap,
         "PART": COLUMN_PART,
         "LAST_PART": max(16, 1 << (rest - 1).bit_length()) if rest else COLUMN_PART,
         "TILE_ROWS": configuration.tile_rows,

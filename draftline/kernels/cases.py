@@ -77,6 +77,18 @@ BORDERS = (
     KernelCase(
         KernelShape(16, 1, 16, 128, "float32", "float16"), SMALL, StepCase((260, 1), (branching(3), chain(4)), 7)
     ),
+    KernelCase(
+        KernelShape(2, 1, 64, 16, "float32", "float32", softcap=50.0),
+        SMALL,
+        StepCase((200, 3), (branching(40), chain(2)), 9),
+    ),
+    KernelCase(
+        KernelShape(2, 1, 32, 16, "bfloat16", "float8_e4m3fn", window=40, softcap=2.0),
+        SMALL,
+        StepCase((90, 30), (branching(6), chain(2)), 10),
+        0.02,
+        0.5,
+    ),
     # More rows than are split, so that the workspace holds those of each sequence apart.
     KernelCase(
         KernelShape(2, 2, 16, 8),
@@ -110,7 +122,9 @@ def make_case(number: int) -> KernelCase:
     dtype, kv_dtype = choose(*((dtype, kv_dtype) for dtype, pools in pairs.items() for kv_dtype in pools))
     heads, kv_heads = choose((1, 1), (2, 2), (4, 2), (3, 1), (7, 1))
     size, block_size = choose(8, 16, 16, 24, 64, 80, 96, 128), choose(8, 16, 32, 64, 128)
-    shape = KernelShape(heads, kv_heads, size, block_size, dtype, kv_dtype, choose(0, 0, 0, 1, 6, 33, 90))
+    shape = KernelShape(
+        heads, kv_heads, size, block_size, dtype, kv_dtype, choose(0, 0, 0, 1, 6, 33, 90), choose(0.0, 0.0, 0.5, 50.0)
+    )
     configuration = KernelConfiguration(
         choose(16, 32, 64), choose(32, 64), choose(32, 64, 128), choose(1, 4), choose(1, 3, 20), choose(2, 64), 4, 2
     )
@@ -192,6 +206,7 @@ def expected(case: KernelCase, inputs: dict[str, NDArray[Any]]) -> NDArray[np.fl
         **{**inputs, **wide},
         scale=case.scale,
         window=case.shape.window,
+        softcap=case.shape.softcap,
         key_scale=case.key_scale,
         value_scale=case.value_scale,
     )

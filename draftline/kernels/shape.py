@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ DTYPES = tuple(KV_DTYPES_OF)
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MAX_HEAD_SIZE = 256
+MAX_SOFTCAP = 1e6  # beyond, float32 has no digits for what a limit does to scores
 MAX_GROUP = 64  # query heads of one key/value head: a tile of scores has a row for each
 
 
@@ -26,7 +28,8 @@ MAX_GROUP = 64  # query heads of one key/value head: a tile of scores has a row 
 class KernelShape:
     """One TreeAttention of a model.
 
-    - ``num_heads``, ``num_kv_heads``, ``head_size``, ``block_size``, ``window``: the operator's attributes.
+    - ``num_heads``, ``num_kv_heads``, ``head_size``, ``block_size``, ``window``, ``softcap``: the operator's
+      attributes; ``softcap`` is rounded to float32, in which it comes back from a graph or a plan.
     - ``dtype``: of ``q``, ``k_new``, ``v_new`` and ``out``. ``kv_dtype``: of ``kv_pool``; float8_e4m3fn has scales,
       which are arguments of the launch, as ``scale`` is.
 
@@ -40,9 +43,14 @@ class KernelShape:
     dtype: Dtype = "float16"
     kv_dtype: KvDtype = "float16"
     window: int = 0
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         where = "TreeAttention kernel"
+        if not 0 <= self.softcap <= MAX_SOFTCAP:
+            rule = f"softcap is 0 (none) to {MAX_SOFTCAP:g}"
+            raise BuildError(where, rule, self.softcap, "correct the model's attention_logit_softcapping")
+        object.__setattr__(self, "softcap", struct.unpack("f", struct.pack("f", self.softcap))[0])
         if self.dtype not in DTYPES:
             raise BuildError(where, f"dtype is one of {', '.join(DTYPES)}", self.dtype, "choose one of them")
         if self.kv_dtype not in KV_DTYPES_OF[self.dtype]:

@@ -156,12 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--kv-dtype", default="float16")
     parser.add_argument("--window", type=int, default=0)
+    parser.add_argument("--softcap", type=float, default=0.0)
     parser.add_argument("--cache", type=Path, required=True, help="the folder to write to")
     options = parser.parse_args(arguments)
     try:
         shape = KernelShape(
             options.heads, options.kv_heads, options.head_size, options.block_size, options.dtype, options.kv_dtype,
-            options.window,
+            options.window, options.softcap,
         )  # fmt: skip
         major, minor = require_gpu().cuda.get_device_capability()
         architecture = 10 * major + minor

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from draftline.kernels.cases import BORDERS, SMALL, KernelCase, StepCase, branching, chain, kernel_inputs
-from draftline.kernels.shape import KernelShape
+from draftline.kernels.shape import KernelConfiguration, KernelShape
 from tests.kernels.cases import difference, run
+from tests.kernels.interpreter import interpreted, run_attention
 
 
 @pytest.mark.parametrize("number", range(len(BORDERS) + 6))
@@ -55,6 +57,25 @@ def test_what_is_not_finite_stays_in_its_sequence() -> None:
     after = run(case, inputs)
     np.testing.assert_array_equal(after[:3], before[:3])
     assert np.isnan(after[[4, 6]]).all()
+
+
+def attend_quietly(
+    shape: KernelShape, configuration: KernelConfiguration, inputs: dict[str, NDArray[Any]]
+) -> NDArray[np.float32]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy warns where numbers are not finite
+        return run_attention(shape, configuration, inputs, (0.25, 1.0, 1.0))
+
+
+def test_a_softcap_hides_nothing() -> None:
+    """tanh of an infinite score is 1."""
+    case = KernelCase(KernelShape(2, 1, 16, 8, softcap=2.0), SMALL, StepCase((70,), (chain(3),), 0))
+    inputs = kernel_inputs(case)
+    before = run(case, inputs)
+    inputs["k_new"][1, 0, 0] = np.inf
+    after = interpreted(attend_quietly, case.shape, case.configuration, inputs)
+    assert np.isnan(after[1:]).all()
+    np.testing.assert_array_equal(after[0], before[0])
 
 
 def test_rows_behind_the_last_sequence_are_left_alone() -> None:

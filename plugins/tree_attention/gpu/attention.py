@@ -18,6 +18,7 @@ from .sections import (
 )
 
 NODE_TILE = tl.constexpr(32)  # in-step keys of a tile: one mask word
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -56,6 +57,19 @@ def round_parts(parts, scale, POOL_DTYPE: tl.constexpr, KV_IS_FLOAT8: tl.constex
 
 
 @triton.jit
+def tanh(x):
+    """Return tanh of float32 ``x`` within 1e-6 of its size; what is not finite becomes NaN.
+
+    Below 1/4 by its Taylor series, whose next term is 1e-8 of it there; beyond, 1 - 2 / (e^2x + 1) loses no digits.
+    """
+    square = x * x
+    terms = square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835))))
+    far = 1.0 - 2.0 / (tl.exp2(x * (2 * LOG2_E)) + 1.0)
+    near_or_far = tl.where(tl.abs(x) < 0.25, x + x * terms, far)
+    return tl.where(tl.abs(x) == float("inf"), float("nan"), near_or_far)
+
+
+@triton.jit
 def attend(
     queries,
     k,
@@ -65,6 +79,7 @@ def attend(
     row_max,
     row_sum,
     values,
+    SOFTCAP: tl.constexpr,
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
@@ -79,7 +94,10 @@ def attend(
             scores = tl.dot(queries[part].to(tl.float32), tl.trans(k[part].to(tl.float32)), scores)
         else:
             scores = tl.dot(queries[part], tl.trans(k[part]), scores, input_precision=PRECISION)
-    scores = tl.where(is_attended, scores * score_scale, float("-inf"))
+    scores = scores * score_scale
+    if SOFTCAP > 0:
+        scores = tanh(scores) * (SOFTCAP * LOG2_E)
+    scores = tl.where(is_attended, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - shift[:, None])
@@ -124,6 +142,7 @@ def tree_attention(
     LAST_PART: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     KV_IS_FLOAT8: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -165,7 +184,7 @@ def tree_attention(
     end_row = tl.minimum(first_row + ROWS, length)
     tokens = (start + rows).to(tl.int64)
     places = tokens * NUM_HEADS + kv_head * GROUP + tile_rows % GROUP
-    score_scale = scale * key_scale * 1.4426950408889634  # log2(e)
+    score_scale = scale * key_scale / SOFTCAP if SOFTCAP > 0 else scale * key_scale * LOG2_E
     row_max = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
     queries = load_parts(q, places, is_row, HEAD_SIZE, PART, LAST_PART)
@@ -198,7 +217,7 @@ def tree_attention(
         if WINDOW > 0:
             is_attended = is_attended & (positions[None, :] > (context + depths)[:, None] - WINDOW)
         row_max, row_sum, values = attend(
-            queries, k, v, is_attended, score_scale, row_max, row_sum, values, PARTS, PRECISION, DOT_IN_FLOAT32
+            queries, k, v, is_attended, score_scale, row_max, row_sum, values, SOFTCAP, PARTS, PRECISION, DOT_IN_FLOAT32
         )
 
     if section == sections - 1:
@@ -219,8 +238,9 @@ def tree_attention(
             if WINDOW > 0:
                 is_attended = is_attended & (nodes[None, :] >= first_ancestors[:, None])
             row_max, row_sum, values = attend(
-                queries, k, v, is_attended, score_scale, row_max, row_sum, values, PARTS, PRECISION, DOT_IN_FLOAT32
-            )
+                queries, k, v, is_attended, score_scale, row_max, row_sum, values, SOFTCAP, PARTS, PRECISION,
+                DOT_IN_FLOAT32,
+            )  # fmt: skip
 
     partial_row, partial_rows = find_partial_row(sequence, start, num_tokens, num_sequences, MAX_SPLIT_ROWS)
     partials = (places + (partial_row - start) * NUM_HEADS) * num_sections + section
