@@ -14,6 +14,7 @@ from onnx import TensorProto
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
 from draftline.kernels.cases import TABLE_KEYS, chain, make_step
 from draftline.kernels.cases import StepCase as Case
+from draftline.oracle import tree_attention
 
 # Scores and values are of order 1, sums over a few hundred keys in float32: rounding stays below 2e-6 in practice, a
 # wrong key, mask bit or position moves the result by more than 1e-3.
@@ -29,6 +30,7 @@ class Shape(NamedTuple):
     window: int = 0
     half_pool: bool = False
     half_rows: bool = False
+    softcap: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -71,6 +73,11 @@ def make_inputs(shape: Shape, case: Case) -> dict[str, NDArray[Any]]:
     return {**inputs, "kv_pool": pool.astype(np.float16) if shape.half_pool else pool}
 
 
+def oracle_output(shape: Shape, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Return the oracle's result."""
+    return tree_attention(**inputs, scale=shape.scale, window=shape.window, softcap=shape.softcap)
+
+
 shapes = st.sampled_from(
     [
         Shape(4, 2, 16, 8, 0),
@@ -83,6 +90,9 @@ shapes = st.sampled_from(
         Shape(3, 1, 32, 32, 20),
         Shape(4, 2, 16, 16, 0, half_pool=True),
         Shape(6, 2, 24, 8, 9, half_pool=True),
+        Shape(4, 2, 16, 16, softcap=2.0),
+        Shape(3, 1, 32, 8, 20, softcap=50.0),
+        Shape(6, 2, 24, 8, 9, half_pool=True, softcap=0.5),
     ]
 )
 

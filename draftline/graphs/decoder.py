@@ -173,6 +173,7 @@ class Decoder:
             block_size=self._pool.block_size,
             scale=size**-0.5,
             window=self.config.sliding_window or 0,
+            softcap=0.0,
             key_scale=key_scale,
             value_scale=value_scale,
         )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftline.graphs.tree_attention import inline_tree_attention, load_tree_attention_function
-from draftline.oracle import tree_attention
 from draftline.tree import build_tree_mask, pack_mask
 from tests.tree_attention_cases import (
     HALF_TOLERANCE,
@@ -27,6 +26,7 @@ from tests.tree_attention_cases import (
     chain,
     make_inputs,
     num_columns,
+    oracle_output,
     shapes,
 )
 
@@ -62,22 +62,28 @@ def run(shape: Shape, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
 @example(Shape(4, 2, 16, 8, 0, half_pool=True), Case((0, 40), ((-1, 0, 0), chain(5)), 2))
 def test_function_body_agrees_with_the_oracle(shape: Shape, case: Case) -> None:
     inputs = make_inputs(shape, case)
-    expected = tree_attention(**inputs, scale=shape.scale, window=shape.window)
-    np.testing.assert_allclose(run(shape, inputs), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(run(shape, inputs), oracle_output(shape, inputs), rtol=0, atol=TOLERANCE)
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from([Shape(4, 2, 16, 8, 0, True, True), Shape(6, 2, 24, 8, 9, True, True)]), cases())
+@given(
+    st.sampled_from(
+        [Shape(4, 2, 16, 8, 0, True, True), Shape(6, 2, 24, 8, 9, True, True), Shape(4, 2, 16, 8, 0, True, True, 2.0)]
+    ),
+    cases(),
+)
 def test_rows_of_float16_are_rounded_once(shape: Shape, case: Case) -> None:
     """Not inlined, as the network check runs it: the builder of the CPU's engines has float32 rows."""
     inputs = make_inputs(shape, case)
-    expected = tree_attention(**inputs, scale=shape.scale, window=shape.window)
     (found,) = half_session(shape).run(None, inputs)
     assert found.dtype == np.float16
-    np.testing.assert_allclose(found, expected, rtol=0, atol=HALF_TOLERANCE)
+    np.testing.assert_allclose(found, oracle_output(shape, inputs), rtol=0, atol=HALF_TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", [Shape(4, 2, 16, 8, 0), Shape(1, 1, 64, 64, 0), Shape(3, 1, 32, 32, 20)])
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(4, 2, 16, 8, 0), Shape(1, 1, 64, 64, 0), Shape(3, 1, 32, 32, 20), Shape(3, 1, 32, 32, 20, softcap=2.0)],
+)
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
     """Not even where neighbours widen the table, the padded rows and the mask."""
     parts = [(3, (-1, 0, 0, 1)), (200, chain(1)), (17, chain(70)), (0, chain(33)), (129, (-1, 0))]
@@ -98,11 +104,14 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
         np.testing.assert_array_equal(run(shape, alone), whole[rows])
 
 
-@pytest.mark.parametrize(("shape", "context"), [(Shape(9, 3, 64, 16, 0), 5000), (Shape(8, 1, 128, 16, 0), 700)])
+@pytest.mark.parametrize(
+    ("shape", "context"),
+    [(Shape(9, 3, 64, 16), 5000), (Shape(8, 1, 128, 16), 700), (Shape(8, 1, 128, 16, softcap=2.0), 700)],
+)
 def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: int) -> None:
     """Products are cut among threads by their size; head sizes up to 128 are summed in one go wherever the cuts lie."""
     inputs = make_inputs(shape, Case((context,), (chain(24),), 7))
-    expected = session(shape).run(None, inputs)[0]
+    whole = session(shape).run(None, inputs)[0]
     for num_threads, num_rows in ((8, 24), (8, 1), (3, 2), (1, 1)):
         part = {
             **inputs,
@@ -110,7 +119,7 @@ def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: 
             "sequence_starts": np.array([0, num_rows], np.int32),
             "block_table": inputs["block_table"][:, : num_columns(shape, context + num_rows)],
         }
-        np.testing.assert_array_equal(session(shape, num_threads).run(None, part)[0], expected[:num_rows])
+        np.testing.assert_array_equal(session(shape, num_threads).run(None, part)[0], whole[:num_rows])
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 8])
@@ -122,6 +131,7 @@ def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: 
         Shape(9, 3, 64, 16, 20),
         Shape(4, 4, 16, 16, 0),
         Shape(8, 1, 128, 16, 0),
+        Shape(4, 2, 16, 8, 0, softcap=2.0),
     ],
 )
 def test_a_node_of_a_tree_has_the_bits_of_its_chain(shape: Shape, num_threads: int) -> None:
@@ -159,13 +169,45 @@ def test_what_lies_behind_the_committed_tokens_is_not_read() -> None:
     np.testing.assert_array_equal(run(shape, inputs), before)
 
 
-@pytest.mark.parametrize(("half_pool", "expected"), [(False, 0), (True, 6)])
-def test_a_float32_pool_costs_no_casts(half_pool: bool, expected: int, tmp_path: Path) -> None:
-    shape = Shape(4, 2, 16, 8, half_pool=half_pool)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_softcap_hides_nothing(value: float) -> None:
+    """Tanh of an infinite score is 1."""
+    shape = Shape(4, 2, 16, 8, softcap=2.0)
+    inputs = make_inputs(shape, Case((20,), (chain(3),), 0))
+    inputs["q"][1] = value
+    out = run(shape, inputs)
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+def optimised_nodes(shape: Shape, folder: Path) -> list[onnx.NodeProto]:
+    """Return what ONNX Runtime makes of the inlined function."""
     model = inline_tree_attention(attention_model(shape, [load_tree_attention_function()]))
     options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
     options.log_severity_level = 4
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    nodes = onnx.load(options.optimized_model_filepath).graph.node
-    assert sum(node.op_type == "Cast" and node.output[0].startswith(("k_", "v_")) for node in nodes) == expected
+    return list(onnx.load(options.optimized_model_filepath).graph.node)
+
+
+@pytest.mark.parametrize(("half_pool", "num_casts"), [(False, 0), (True, 6)])
+def test_a_float32_pool_costs_no_casts(half_pool: bool, num_casts: int, tmp_path: Path) -> None:
+    nodes = optimised_nodes(Shape(4, 2, 16, 8, half_pool=half_pool), tmp_path)
+    assert sum(node.op_type == "Cast" and node.output[0].startswith(("k_", "v_")) for node in nodes) == num_casts
+
+
+@pytest.mark.parametrize(("softcap", "added"), [(0.0, []), (2.0, ["Add", "Div", "Mul", "Mul", "Tanh"])])
+def test_no_softcap_costs_no_nodes(softcap: float, added: list[str], tmp_path: Path) -> None:
+    """The scores go from their product to the sum with the mask, and nobody chooses between two graphs."""
+    nodes = optimised_nodes(Shape(4, 2, 16, 8, softcap=softcap), tmp_path)
+    assert "If" not in {node.op_type for node in nodes}
+    (product,) = (node for node in nodes if node.op_type == "FusedMatMul")
+    (total,) = (node for node in nodes if node.op_type == "Add" and node.output[0].startswith("scores__"))
+    between, names = [], {product.output[0]}
+    for node in nodes:
+        if node is not total and names & set(node.input):
+            between.append(node.op_type)
+            names |= set(node.output)
+        if node is total:
+            break
+    assert sorted(between) == added

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from draftline.oracle import tree_attention
 from draftline.tree import build_tree_mask, pack_mask
 from tests.plugins.native import instruction_set, open_session
-from tests.tree_attention_cases import TOLERANCE, Case, Shape, attention_model, cases, chain, make_inputs, trees
+from tests.tree_attention_cases import (
+    TOLERANCE,
+    Case,
+    Shape,
+    attention_model,
+    cases,
+    chain,
+    make_inputs,
+    oracle_output,
+    trees,
+)
 
 SMOLLM2 = Shape(9, 3, 64, 16)
 # Heads in groups of every size there is a tile for, and more than a tile holds; head sizes with and without whole
@@ -70,9 +79,8 @@ def narrow(inputs: dict[str, NDArray[Any]], block_size: int) -> dict[str, NDArra
 def test_kernel_agrees_with_the_oracle(shape: Shape, case: Case, num_threads: int) -> None:
     """And reads no more of the pool than what is committed: the rest of it is NaN."""
     inputs = make_inputs(shape, case)
-    expected = tree_attention(**inputs, scale=shape.scale, window=shape.window)
     actual = run(shape, narrow(inputs, shape.block_size), num_threads)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(actual, oracle_output(shape, inputs), rtol=0, atol=TOLERANCE)
 
 
 def rows_of(inputs: dict[str, NDArray[Any]], sequence: int, context: int, rows: list[int]) -> dict[str, NDArray[Any]]:

@@ -32,6 +32,7 @@ from draftline.kernels.configurations import default_configuration
 from draftline.kernels.shape import KernelShape
 from draftline.sessions.tensorrt.network import parse_network
 from draftline.sessions.tensorrt.plan_builder import build_plan, choose_architectures
+from draftline.sessions.tensorrt.plugin import SHAPE_FIELDS
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels, compile_plugin_kernels
 from draftline.sessions.tensorrt.profiles import Profile, Range
 from draftline.sessions.tensorrt.vendor import VENDORS, Backend, Vendor, import_vendor
@@ -44,7 +45,7 @@ ONNX_TYPES = {
 SHAPES = (
     KernelShape(9, 3, 64, 16, "float32", "float32"),
     KernelShape(32, 8, 128, 16, "float16", "float16"),
-    KernelShape(8, 2, 96, 32, "bfloat16", "bfloat16"),
+    KernelShape(8, 2, 96, 32, "bfloat16", "bfloat16", softcap=2.0),
     KernelShape(4, 4, 80, 8, "float16", "float16", window=40),
 )
 STEPS = (
@@ -78,7 +79,7 @@ def check_plugin(call: PartCall) -> None:
             cases = [KernelCase(shape, configuration, step) for step in STEPS]
             differences = [engine.difference(case) for case in cases]
         what = f"{vendor.title}: {shape.dtype}, {shape.num_heads} / {shape.num_kv_heads} heads of {shape.head_size}"
-        what += f", window {shape.window}" if shape.window else ""
+        what += "".join(f", {name} {getattr(shape, name):g}" for name in ("window", "softcap") if getattr(shape, name))
         note = f"{len(STEPS)} steps"
         call.tell(Finding(what, float(np.max(differences)), "largest difference", tolerance(shape.dtype), note))
 
@@ -99,9 +100,9 @@ def attention_graph(shape: KernelShape) -> onnx.ModelProto:
     }
     types = dict.fromkeys(sizes, TensorProto.INT32) | dict.fromkeys(("q", "k_new", "v_new"), row) | {"kv_pool": pool}
     inputs = [graph.input(name, types[name], own) for name, own in sizes.items()]
-    attributes = {name: getattr(shape, name) for name in ("num_heads", "num_kv_heads", "head_size", "block_size")}
+    attributes = {name: getattr(shape, name) for name in SHAPE_FIELDS}
     scales: dict[str, Any] = {"scale": float(size**-0.5), "key_scale": 1.0, "value_scale": 1.0}
-    out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, window=shape.window, **scales)
+    out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, **scales)
     graph.output(out, "out", row, ["T", heads * size])
     return graph.model("attention", [load_tree_attention_function()])
 

@@ -167,6 +167,7 @@ def _plugin(layer: Any, inputs: Inputs) -> Array:
         *tables,
         scale=plugin.scales["scale"],
         window=plugin.attributes["window"],
+        softcap=plugin.attributes["softcap"],
         key_scale=plugin.scales["key_scale"],
         value_scale=plugin.scales["value_scale"],
     )

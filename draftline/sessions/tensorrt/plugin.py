@@ -25,8 +25,11 @@ from draftline.sessions.tensorrt.vendor import Vendor
 from draftline.share import share_path
 
 NAME, VERSION, NAMESPACE = "TreeAttention", "1", ""
-INTEGERS = ("num_heads", "num_kv_heads", "head_size", "block_size", "window")
-FLOATS = ("scale", "key_scale", "value_scale")
+SHAPE_FIELDS: dict[str, type[np.generic]] = {  # attributes that kernels are compiled for
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "block_size", "window"), np.int32),
+    "softcap": np.float32,
+}
+SCALES = ("scale", "key_scale", "value_scale")  # attributes that a launch is given
 POOL, TABLE, MASK = INPUTS.index("kv_pool"), INPUTS.index("block_table"), INPUTS.index("packed_mask")
 ROW_TYPES = ("float32", "float16", "bfloat16")
 POOL_TYPES = {name: name for name in ROW_TYPES} | {"int8": "float8_e4m3fn"}  # the bits of its numbers
@@ -41,7 +44,7 @@ class TreeAttentionPlugin:
     shelf: KernelShelf
 
     def __init__(
-        self, layer: str, attributes: dict[str, int], scales: Mapping[str, float], kernels_sha256: str
+        self, layer: str, attributes: Mapping[str, Any], scales: Mapping[str, float], kernels_sha256: str
     ) -> None:
         for interface in INTERFACES:
             getattr(self.vendor.module, interface).__init__(self)
@@ -124,8 +127,10 @@ class TreeAttentionPlugin:
         return 0
 
     def get_fields_to_serialize(self) -> object:
-        values: dict[str, NDArray[Any]] = {name: np.array([self.attributes[name]], np.int32) for name in INTEGERS}
-        values |= {name: np.array([self.scales[name]], np.float32) for name in FLOATS}
+        values: dict[str, NDArray[Any]] = {
+            name: np.array([self.attributes[name]], dtype) for name, dtype in SHAPE_FIELDS.items()
+        }
+        values |= {name: np.array([self.scales[name]], np.float32) for name in SCALES}
         values[HASH_FIELD] = np.frombuffer(bytes.fromhex(self.kernels_sha256), np.int8)
         if self.shelf.is_carrier(self.layer):
             values[KERNELS_FIELD] = np.frombuffer(self.kernels.archive, np.int8)
@@ -151,8 +156,8 @@ class TreeAttentionCreator:
     def __init__(self) -> None:
         self.vendor.module.IPluginCreatorV3One.__init__(self)
         self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
-        integers = {name: np.zeros(0, np.int32) for name in INTEGERS}
-        self._attributes = _Fields(self.vendor, integers | {name: np.zeros(0, np.float32) for name in FLOATS})
+        dtypes = SHAPE_FIELDS | dict.fromkeys(SCALES, np.float32)
+        self._attributes = _Fields(self.vendor, {name: np.zeros(0, dtype) for name, dtype in dtypes.items()})
         self.field_names = self._attributes.collection
         self._kernels: PluginKernels | None = None
 
@@ -169,8 +174,8 @@ class TreeAttentionCreator:
 
     def create_plugin(self, name: str, fields: Sequence[Any], phase: object) -> object:
         values = {field.name: np.array(field.data) for field in fields}
-        attributes = {key: int(values[key].item()) for key in INTEGERS}
-        scales = {key: float(values[key].item()) for key in FLOATS}
+        attributes = {key: values[key].item() for key in SHAPE_FIELDS}
+        scales = {key: float(values[key].item()) for key in SCALES}
         if KERNELS_FIELD in values:
             self.shelf.put(read_archive(values[KERNELS_FIELD].tobytes()))
         if HASH_FIELD in values:

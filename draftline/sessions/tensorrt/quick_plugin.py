@@ -29,14 +29,19 @@ from draftline.kernels.compilation import compile_quick_kernel
 from draftline.kernels.compiled import CompiledKernel
 from draftline.kernels.launches import attention_launches
 from draftline.kernels.shape import KernelShape
-from draftline.sessions.tensorrt.plugin import FLOATS, INTEGERS, NAME
+from draftline.sessions.tensorrt.plugin import NAME, SCALES, SHAPE_FIELDS
 from draftline.sessions.tensorrt.plugin_kernels import INPUTS, SCRATCH, PluginKernels
 from draftline.sessions.tensorrt.vendor import Vendor
 
 PLUGIN_ID = f"{DRAFTLINE}::{NAME}"
 WHERE = "engine.plugin: quick"
 MAX_SHARED_BYTES = 48 * 1024  # of a launch that allows no more by an attribute of the function
-TREE_ATTENTION_ATTRIBUTES = ("num_heads", "num_kv_heads", "head_size", "block_size", "scale", "window", *FLOATS[1:])
+ATTRIBUTES = {  # of a node, in the operator's order
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "block_size"), int),
+    "scale": float,
+    "window": int,
+    **dict.fromkeys(("softcap", "key_scale", "value_scale"), float),
+}
 
 
 class QuickPlugin:
@@ -71,7 +76,7 @@ class QuickPlugin:
         if kernels is None:
             raise BuildError(WHERE, "a network is parsed for kernels", "none", "build it through draftline")
         shape = KernelShape(
-            **{name: attributes[name] for name in INTEGERS},
+            **{name: attributes[name] for name in SHAPE_FIELDS},
             dtype=kernels.shape.dtype,
             kv_dtype=kernels.shape.kv_dtype,
         )
@@ -89,7 +94,7 @@ class QuickPlugin:
         parameters.grid_x, parameters.grid_y, parameters.grid_z = launch.grid
         parameters.block_x = 32 * kernel.num_warps
         parameters.shared_mem = kernel.shared_bytes
-        values = sizes | {f"{name}_bits": float_bits(attributes[name]) for name in FLOATS}
+        values = sizes | {f"{name}_bits": float_bits(attributes[name]) for name in SCALES}
         names = [name for name in kernel.arguments if name in values]
         arguments = module.SymIntExprs(len(names))
         for index, name in enumerate(names):
@@ -125,8 +130,7 @@ def _functions(plugin: QuickPlugin) -> tuple[Any, Any]:
     """Return the two functions with the signatures that the vendor reads: tensors by name, then attributes."""
     description = plugin.module.TensorDesc
     tensors = dict.fromkeys(INPUTS, description)
-    attributes = {name: float if name in FLOATS else int for name in TREE_ATTENTION_ATTRIBUTES}
-    names = (*INPUTS, *TREE_ATTENTION_ATTRIBUTES)
+    names = (*INPUTS, *ATTRIBUTES)
 
     def described(*values: Any, **named: Any) -> Any:
         given = dict(zip(names, values, strict=False)) | named
@@ -139,8 +143,8 @@ def _functions(plugin: QuickPlugin) -> tuple[Any, Any]:
     text = str | bytes
     result = GenericAlias(tuple, (text, text, plugin.module.KernelLaunchParams, plugin.module.SymIntExprs))
     outputs = GenericAlias(tuple, (description,))
-    _sign(described, {**tensors, **attributes}, description)
-    _sign(launched, {**tensors, **attributes, "outputs": outputs, "tactic": int}, result)
+    _sign(described, {**tensors, **ATTRIBUTES}, description)
+    _sign(launched, {**tensors, **ATTRIBUTES, "outputs": outputs, "tactic": int}, result)
     return described, launched
 
 

@@ -210,6 +210,7 @@ class FakeLibrary:
             packed_mask=self._array(values["packed_mask"], np.int32, tokens, values["mask_words"]),
             scale=values["scale"],
             window=shape.window,
+            softcap=shape.softcap,
             key_scale=values["key_scale"],
             value_scale=values["value_scale"],
         )

@@ -82,7 +82,8 @@ class FakeContext:
         }
         wide = {name: arrays[name].astype(np.float32) for name in ("q", "k_new", "v_new")}
         scale = float(self._shape.head_size**-0.5)
-        out = tree_attention(**{**arrays, **wide}, scale=scale, window=self._shape.window)
+        limits = {"window": self._shape.window, "softcap": self._shape.softcap}
+        out = tree_attention(**{**arrays, **wide}, scale=scale, **limits)
         self._library._array(self._addresses["out"], row, *out.shape)[:] = out
         return True
 

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
+from draftline.bench.gpu.plugin import attention_graph
 from draftline.errors import BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
+from draftline.kernels.cases import StepCase, make_step
+from draftline.kernels.shape import KernelShape
 from draftline.sessions.engine_config import DraftMethod, PoolScales
 from draftline.sessions.tensorrt import layer_functions, network_check
 from draftline.sessions.tensorrt.evaluation import evaluate_network
-from draftline.sessions.tensorrt.network import layers_of
+from draftline.sessions.tensorrt.network import layers_of, parse_network
 from draftline.sessions.tensorrt.network_check import (
     FLOAT8_POOL_TOLERANCES,
     NetworkReport,
@@ -22,7 +27,16 @@ from draftline.sessions.tensorrt.network_check import (
     ids_differ,
     relative_difference,
 )
-from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tiny, emit_tiny, parse_tiny, rtx
+from tests.sessions.tensorrt.plans import (
+    LIMITS,
+    TREE,
+    TREE_LIMITS,
+    convert_tiny,
+    emit_tiny,
+    fake_kernels,
+    parse_tiny,
+    rtx,
+)
 from tests.tiny_checkpoints import Architecture
 
 IDS = list(range(5, 300, 3))
@@ -100,6 +114,19 @@ def test_a_float8_pool_agrees(tmp_path: Path, dtype: NetworkDtype) -> None:
         assert max(report.differences.values()) < TIGHT[dtype], report.differences
     if dtype == "float32":  # in 16 bits a number in the middle of two is rounded to either, a sixteenth away
         assert max(target.differences.values()) < TIGHT[dtype], target.differences
+
+
+def test_a_softcap_reaches_the_plugin(tmp_path: Path) -> None:
+    shape = KernelShape(4, 2, 16, 8, "float32", "float32", softcap=2.0)
+    file = tmp_path / "attention.onnx"
+    onnx.save(attention_graph(shape), file)
+    step = StepCase((40, 3), ((-1, 0, 0), (-1, 0)), 0)
+    feeds = make_step(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, step)
+    with ExitStack() as opened:
+        network = parse_network(rtx(), file, fake_kernels(shape), lambda line: None, opened)
+        found = evaluate_network(network, feeds)["out"]
+    (expected,) = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_scales_that_the_plugin_does_not_take_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

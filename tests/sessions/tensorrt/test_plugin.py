@@ -6,23 +6,25 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 
+from draftline.bench.gpu.plugin import attention_graph
 from draftline.errors import ArtifactError, BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
+from draftline.kernels.shape import KernelShape
 from draftline.sessions.tensorrt import plugin as plugin_module
 from draftline.sessions.tensorrt.emission import emit_graphs
 from draftline.sessions.tensorrt.network import layers_of, parse_network
 from draftline.sessions.tensorrt.plan_builder import build_plan
 from draftline.sessions.tensorrt.plugin import (
-    FLOATS,
     HASH_FIELD,
-    INTEGERS,
     KERNELS_FIELD,
+    SCALES,
+    SHAPE_FIELDS,
     TreeAttentionPlugin,
     register_plugin,
 )
@@ -38,7 +40,14 @@ def plugins_of(tmp_path: Path, opened: ExitStack, dtype: NetworkDtype = "float16
 def test_every_layer_attends_through_the_plugin(tmp_path: Path) -> None:
     with ExitStack() as opened:
         first, second = plugins_of(tmp_path, opened)
-        assert first.attributes == {"num_heads": 4, "num_kv_heads": 2, "head_size": 128, "block_size": 16, "window": 0}
+        assert first.attributes == {
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_size": 128,
+            "block_size": 16,
+            "window": 0,
+            "softcap": 0,
+        }
         assert first.scales == {"scale": pytest.approx(128**-0.5), "key_scale": 1, "value_scale": 1}
         assert first.layer != second.layer
         assert first.kernels is second.kernels
@@ -71,6 +80,28 @@ def test_scales_of_a_float8_pool_are_those_of_the_layer(tmp_path: Path, monkeypa
     assert [(call.key_scale, call.value_scale) for call in calls] == list(scales)
 
 
+def test_a_softcap_is_compiled_into_the_kernels(tmp_path: Path) -> None:
+    """From the graph, through fields of float32, to the shape that the kernels were compiled for."""
+    shape = KernelShape(4, 2, 16, 8, softcap=0.1)
+    file = tmp_path / "attention.onnx"
+    onnx.save(attention_graph(shape), file)
+    creator = register_plugin(rtx())
+    half = [SimpleNamespace(desc=SimpleNamespace(type=rtx().module.DataType.HALF))] * 8
+
+    def copy_of_parsed(kernels: KernelShape) -> TreeAttentionPlugin:
+        with ExitStack() as opened:
+            network = parse_network(rtx(), file, fake_kernels(kernels), lambda line: None, opened)
+            (plugin,) = (layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3")
+            fields: Any = plugin.get_fields_to_serialize()
+            return cast(
+                TreeAttentionPlugin, creator.create_plugin("copy", list(fields), rtx().module.TensorRTPhase.RUNTIME)
+            )
+
+    copy_of_parsed(shape).configure_plugin(half, [])
+    with pytest.raises(BuildError, match=r"has the shape of the kernels, .*softcap=0\.0\); got .*softcap=0\.1"):
+        copy_of_parsed(replace(shape, softcap=0.0)).configure_plugin(half, [])
+
+
 def test_one_layer_carries_the_kernels_and_all_can_be_made_again(tmp_path: Path) -> None:
     """What the vendor writes into a plan and reads back: fields, through the creator."""
     with ExitStack() as opened:
@@ -88,7 +119,7 @@ def test_one_layer_carries_the_kernels_and_all_can_be_made_again(tmp_path: Path)
         assert isinstance(copy, TreeAttentionPlugin)
         assert (copy.attributes, copy.scales) == (plugin.attributes, plugin.scales)
         assert copy.kernels.compiled == fake_kernels(copy.kernels.shape).compiled
-    assert set(fields[1]) == {*INTEGERS, *FLOATS, HASH_FIELD}
+    assert set(fields[1]) == {*SHAPE_FIELDS, *SCALES, HASH_FIELD}
 
 
 def test_a_plugin_without_its_kernels_says_so(tmp_path: Path) -> None:
@@ -187,5 +218,5 @@ def test_one_network_is_parsed_for_kernels_at_a_time(tmp_path: Path) -> None:
 
 
 def _fields() -> list[Any]:
-    integers = [SimpleNamespace(name=name, data=np.array([4])) for name in INTEGERS]
-    return [*integers, *(SimpleNamespace(name=name, data=np.array([1.0])) for name in FLOATS)]
+    dtypes = SHAPE_FIELDS | dict.fromkeys(SCALES, np.float32)
+    return [SimpleNamespace(name=name, data=np.array([4], dtype)) for name, dtype in dtypes.items()]

@@ -27,7 +27,7 @@ from draftline.kernels.launches import attention_launches
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from draftline.kernels.source import import_triton, load_kernel
 from draftline.sessions.tensorrt import quick_plugin
-from draftline.sessions.tensorrt.plugin import INTEGERS
+from draftline.sessions.tensorrt.plugin import SHAPE_FIELDS
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels
 from draftline.sessions.tensorrt.quick_plugin import (
     MAX_SHARED_BYTES,
@@ -88,7 +88,7 @@ def registered() -> tuple[QuickPlugin, FakeQuickPlugins]:
 
 def attributes_of(shape: KernelShape, scales: tuple[float, float, float] = (0.125, 1.0, 1.0)) -> dict[str, Any]:
     """In the order of the operator's attributes, as one-element arrays: the vendor's fields."""
-    values = {name: getattr(shape, name) for name in INTEGERS}
+    values = {name: getattr(shape, name) for name in SHAPE_FIELDS}
     values |= dict(zip(("scale", "key_scale", "value_scale"), scales, strict=True))
     return {name: np.array([values[name]]).item() for name in load_tree_attention_function().attribute}
 
@@ -96,16 +96,23 @@ def attributes_of(shape: KernelShape, scales: tuple[float, float, float] = (0.12
 @given(
     st.sampled_from([(8, 2, 64), (9, 3, 64), (32, 8, 128), (4, 4, 80), (8, 1, 256)]),
     st.sampled_from([0, 100]),
+    st.sampled_from([0.0, 50.0]),
     st.integers(1, 70),
     st.integers(0, 2000),
     st.integers(1, 4096),
     st.integers(1, 8),
 )
 def test_the_launch_is_ours_for_all_sizes(
-    heads: tuple[int, int, int], window: int, num_sequences: int, more_tokens: int, max_blocks: int, words: int
+    heads: tuple[int, int, int],
+    window: int,
+    softcap: float,
+    num_sequences: int,
+    more_tokens: int,
+    max_blocks: int,
+    words: int,
 ) -> None:
     """The vendor evaluates the expressions; ``attention_launches`` says what we launch with these numbers."""
-    shape = KernelShape(*heads, 16, window=window)
+    shape = KernelShape(*heads, 16, window=window, softcap=softcap)
     kernel, (plugin, module) = kernel_of(shape), registered()
     scales = (0.11785113, 2.0**-4, 8.0)
     with plugin.building(PluginKernels(shape, (kernel,))):
