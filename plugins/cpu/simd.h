@@ -275,9 +275,12 @@ inline void store_first(float* p, F16 a, int n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
 }
 
-// e^x within 2 units in the last place for x in -87 .. 88; x outside is moved to the nearer end, NaN stays NaN. By
-// x = n ln 2 + r and the Taylor polynomial of degree 7, which on |r| <= ln 2 / 2 is off by 6e-9 at most.
-inline F16 exp(F16 x) {
+// x = n ln 2 + r with whole n and |r| <= ln 2 / 2, and the slope (e^r - 1) / r; x outside of -87 .. 88 is moved to the
+// nearer end, NaN stays NaN. The slope's Taylor polynomial of degree 6 makes e^r off by 6e-9 at most.
+struct ReducedExponent {
+  F16 n, r, slope;
+};
+inline ReducedExponent reduce_exponent(F16 x) {
   x = min(set(88.0f), max(set(-87.0f), x));  // of two operands with a NaN x86 takes the second
   const F16 n = round(mul(x, set(1.44269504088896341f)));
   F16 r = fma(n, set(-0.693145751953125f), x);  // ln 2 in two parts: the first has few digits, n times it is exact
@@ -288,9 +291,22 @@ inline F16 exp(F16 x) {
   y = fma(y, r, set(1.0f / 24));
   y = fma(y, r, set(1.0f / 6));
   y = fma(y, r, set(0.5f));
-  y = fma(y, r, set(1.0f));
-  y = fma(y, r, set(1.0f));
-  return mul(y, power_of_two(n));
+  return {n, r, fma(y, r, set(1.0f))};
+}
+
+// e^x within 2 units in the last place for x in -87 .. 88; x outside is moved to the nearer end, NaN stays NaN.
+inline F16 exp(F16 x) {
+  const ReducedExponent e = reduce_exponent(x);
+  return mul(fma(e.slope, e.r, set(1.0f)), power_of_two(e.n));
+}
+
+// tanh x = (e^2x - 1) / (e^2x + 1) within 3 units in the last place, NaN stays NaN. Near 0 n is 0 and no digit is
+// lost: e^2x - 1 is r times the slope.
+inline F16 tanh(F16 x) {
+  const ReducedExponent e = reduce_exponent(add(x, x));
+  const F16 power = power_of_two(e.n);
+  const F16 grown = fma(mul(e.slope, e.r), power, sub(power, set(1.0f)));
+  return div(grown, add(grown, set(2.0f)));
 }
 
 }  // namespace draftline::DRAFTLINE_ISA

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
 from draftline.tree import build_tree_mask, pack_mask
 from tests.plugins.native import instruction_set, open_session
@@ -45,6 +45,9 @@ shapes = st.sampled_from(
         Shape(4, 2, 128, 16, 130),
         Shape(2, 1, 256, 16, half_pool=True),
         Shape(100, 2, 16, 8),
+        Shape(4, 2, 24, 16, softcap=50.0),
+        Shape(8, 1, 64, 8, 40, half_pool=True, softcap=2.0),
+        Shape(2, 2, 4, 32, softcap=0.1),
     ]
 )
 
@@ -146,16 +149,39 @@ def test_bits_are_the_same_on_every_instruction_set(shape: Shape, case: Case) ->
 @pytest.mark.parametrize("instructions", ["best", "avx2"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["q", "k_new", "v_new"])
-def test_what_is_not_finite_shows_in_the_rows_that_see_it(name: str, value: float, instructions: str) -> None:
-    inputs = make_inputs(SMOLLM2, Case((130, 5), (chain(40), (-1, 0, 0, 1)), 0))
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_what_is_not_finite_shows_in_the_rows_that_see_it(
+    softcap: float, name: str, value: float, instructions: str
+) -> None:
+    """Also where a softcap would make a number of an infinite score."""
+    shape = SMOLLM2._replace(softcap=softcap)
+    inputs = make_inputs(shape, Case((130, 5), (chain(40), (-1, 0, 0, 1)), 0))
     with instruction_set(instructions):
-        expected = run(SMOLLM2, inputs)
+        expected = run(shape, inputs)
         inputs[name][20] = value
-        found = run(SMOLLM2, inputs)
+        found = run(shape, inputs)
     rows = [20] if name == "q" else list(range(20, 40))
     assert not np.isfinite(found[rows]).any()
     others = np.setdiff1d(np.arange(44), rows)
     np.testing.assert_array_equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("instructions", ["best", "avx2"])
+def test_scores_of_any_size_are_limited(instructions: str) -> None:
+    """From where tanh is its argument, beyond where it is 1, to where the exponential would leave float32."""
+    shape = Shape(4, 2, 16, 8, softcap=2.0)
+    inputs = make_inputs(shape, Case((100,), (chain(12),), 3))
+    for row, size in enumerate((0, 1e-38, 1e-20, 1e-6, 1e-3, 0.1, 1, 3, 10, 30, 300, 1e30)):
+        inputs["q"][row] *= size
+    with instruction_set(instructions):
+        out = run(shape, inputs)
+    np.testing.assert_allclose(out, oracle_output(shape, inputs), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("softcap", [-1.0, np.inf, np.nan])
+def test_another_softcap_is_refused(softcap: float) -> None:
+    with pytest.raises(RuntimeException, match="TreeAttention: softcap: 0 or greater"):
+        session(SMOLLM2._replace(softcap=softcap))
 
 
 BROKEN_CASE = Case((37, 200, 0), (chain(3), (-1, 0, 0, 1, 2), chain(2)), 0)

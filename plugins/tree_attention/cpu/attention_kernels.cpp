@@ -114,13 +114,23 @@ void scores(const float* queries, size_t num_queries, const void* const* keys, s
   }
 }
 
-void weights(float* scores, size_t begin, size_t end, float* max_and_sum) {
+// softcap * tanh(score / softcap); NaN where a score is not finite, which tanh would hide.
+void limit(float* scores, size_t first, size_t last, float softcap) {
+  const F16 most = set(softcap), share = set(1.0f / softcap);
+  for (size_t j = first; j < last; j += kLanes) {
+    const F16 score = load(scores + j);
+    store(scores + j, fma(score, set(0.0f), mul(most, tanh(mul(score, share)))));
+  }
+}
+
+void weights(float* scores, size_t begin, size_t end, float softcap, float* max_and_sum) {
   const size_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
   const auto fill_rest = [&](float x) {
     for (size_t j = first; j < begin; ++j) scores[j] = x;
     for (size_t j = end; j < last; ++j) scores[j] = x;
   };
   fill_rest(scores[begin]);  // changes no maximum
+  if (softcap != 0.0f) limit(scores, first, last, softcap);
   F16 most = load(scores + first);
   F16 total = mul(most, set(0.0f));  // 0, or NaN where a score is not finite, which max() and exp() may hide
   for (size_t j = first + kLanes; j < last; j += kLanes) {

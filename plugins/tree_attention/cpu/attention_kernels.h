@@ -25,9 +25,10 @@ struct AttentionKernels {
                           size_t ahead, size_t head_size, float* scores);
   Scores scores_float, scores_half;
 
-  // Places `begin` .. `end` of a chunk: scores become weights, and the rest of their vectors 0. Writes the maximum and
-  // the sum of weights, which is taken lane by place modulo the number of lanes.
-  void (*weights)(float* scores, size_t begin, size_t end, float* max_and_sum);
+  // Places `begin` .. `end` of a chunk: scores, limited by `softcap` unless it is 0, become weights, and the rest of
+  // their vectors 0. Writes the maximum and the sum of weights, which is taken lane by place modulo the number of
+  // lanes.
+  void (*weights)(float* scores, size_t begin, size_t end, float softcap, float* max_and_sum);
 
   // partials[i][0 .. head_size) += weights[i * kKeyChunk + j] values[j], key after key.
   using Values = void (*)(const float* weights, size_t num_queries, const void* const* values, size_t num_keys,

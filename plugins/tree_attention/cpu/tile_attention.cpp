@@ -76,7 +76,7 @@ void TileAttention::weigh(int64_t chunk, float* partials) {
     for (int64_t h = 0; h < part_.num_heads; ++h) {
       const size_t query = static_cast<size_t>(r * part_.num_heads + h);
       float* max_and_sum = partials + query * stride_ + padded_head_size(size_);
-      in_.kernels->weights(scores_ + query * kKeyChunk, begin, end, max_and_sum);
+      in_.kernels->weights(scores_ + query * kKeyChunk, begin, end, in_.softcap, max_and_sum);
     }
   }
 }

@@ -16,7 +16,7 @@ struct AttentionTensors {
   float* out;
   int64_t num_heads, num_kv_heads, head_size, block_size;
   size_t element_size;
-  float scale;
+  float scale, softcap;
   const AttentionKernels* kernels;
   AttentionKernels::Scores scores;
   AttentionKernels::Values values;

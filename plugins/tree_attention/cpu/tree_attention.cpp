@@ -1,6 +1,7 @@
 #include "tree_attention.h"
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -146,8 +147,10 @@ TreeAttention::TreeAttention(const Attributes& attributes)
       head_size_(attributes.size("head_size")),
       block_size_(attributes.size("block_size")),
       window_(attributes.integer("window")),
-      scale_(attributes.real("scale")) {
+      scale_(attributes.real("scale")),
+      softcap_(attributes.real("softcap")) {
   require(num_heads_ % num_kv_heads_ == 0, "num_heads: whole num_kv_heads");
+  require(softcap_ >= 0.0f && softcap_ < INFINITY, "softcap: 0 or greater");
 }
 
 void TreeAttention::compute(Call& call) const {
@@ -183,6 +186,7 @@ void TreeAttention::compute(Call& call) const {
                       block_size_,
                       sizeof(float),
                       scale_,
+                      softcap_,
                       kernels,
                       kernels->scores_float,
                       kernels->values_float};

@@ -18,7 +18,7 @@ class TreeAttention {
 
  private:
   int64_t num_heads_, num_kv_heads_, head_size_, block_size_, window_;
-  float scale_;
+  float scale_, softcap_;
 };
 
 }  // namespace draftline
