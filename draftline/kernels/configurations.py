@@ -39,7 +39,8 @@ def largest_tile(shape: KernelShape, architecture: int) -> Tile:
         return Tile(64, 32) if size <= (128 if has_matrix_units else 64) else Tile(32, 32)
     if size > 128:
         return Tile(64, 32) if has_matrix_units else Tile(32, 32, 3 if is_windowed else 2)
-    return Tile(64, 32 if is_windowed else 64, 3 if architecture == 100 and 80 < size < 128 else 2)
+    is_crowded = is_windowed or (shape.softcap > 0 and architecture == 80 and 80 < size < 128)
+    return Tile(64, 32 if is_crowded else 64, 3 if architecture == 100 and 80 < size < 128 else 2)
 
 
 def _float32_tile(size: int, architecture: int) -> Tile:

@@ -54,6 +54,14 @@ def test_every_architecture_has_every_kernel_without_spills(kernels: tuple[Compi
         assert 0 < kernel.num_registers <= 255
 
 
+@pytest.mark.parametrize(("head_size", "architecture"), [(96, 80), (128, 90)])
+def test_a_softcap_spills_nothing(head_size: int, architecture: int) -> None:
+    """Heads of 96 would on 8.0, with the tile that they have without."""
+    shape = KernelShape(32, 8, head_size, 16, softcap=50.0)
+    kernel = compile_kernel("tree_attention", shape, default_configuration(shape, architecture), architecture)
+    assert kernel.spill_bytes == 0
+
+
 def test_arguments_are_those_of_the_contract(kernels: tuple[CompiledKernel, ...]) -> None:
     """And the PTX has as many parameters, of these sizes."""
     sizes = {"pointer": ".u64", "int64": ".u64", "int32": ".u32", "float32": ".f32"}
