@@ -13,12 +13,41 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3"]
 CLASS_NAMES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it is not the architecture's name here
+WINDOW = 24
+# What the configurations of an architecture say beside those of all.
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False},
+    "gemma": {"hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+        "rope_local_base_freq": 1000.0,
+    },
+    "phi3": {"pad_token_id": 0, "original_max_position_embeddings": 512, "sliding_window": None},
 }
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "t"), ("Ġt", "he"), ("i", "n"), ("a", "n"))
@@ -58,7 +87,7 @@ def write_tiny_checkpoint(
     size_of_head = head_dim or (128 if architecture == "qwen3" else hidden_size // heads)
     config: dict[str, Any] = {
         "architectures": [CLASS_NAMES[architecture]],
-        "model_type": architecture,
+        "model_type": MODEL_TYPES.get(architecture, architecture),
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
@@ -76,11 +105,7 @@ def write_tiny_checkpoint(
         "eos_token_id": 2,
         "torch_dtype": dtype,
     }
-    if architecture == "mistral":
-        config["sliding_window"] = None
-    if architecture in ("qwen2", "qwen3"):
-        config["use_sliding_window"] = False
-    config |= extra_config or {}
+    config |= OWN_KEYS.get(architecture, {}) | (extra_config or {})
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     tensors = random_tensors(config, seed)
     stored = {name: values.astype(numpy_dtype(dtype)) for name, values in tensors.items()}
@@ -98,7 +123,8 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
     generator = np.random.default_rng(seed)
     hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_rows, kv_rows = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    is_qwen2 = config["model_type"] == "qwen2"
+    model_type = config["model_type"]
+    is_qwen2, is_gemma, is_phi3 = model_type == "qwen2", model_type.startswith("gemma"), model_type == "phi3"
     qkv_bias, dense_bias = is_qwen2 or config.get("attention_bias"), config.get("attention_bias") and not is_qwen2
     tensors: dict[str, NDArray[np.float32]] = {}
 
@@ -108,25 +134,35 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
             tensors[f"{name}.bias"] = (generator.standard_normal(rows) * 0.1).astype(np.float32)
 
     def add_norm(name: str, size: int) -> None:
-        tensors[f"{name}.weight"] = (1.0 + 0.1 * generator.standard_normal(size)).astype(np.float32)
+        mean = 0.0 if is_gemma else 1.0  # its norms multiply by 1 + weight
+        tensors[f"{name}.weight"] = (mean + 0.1 * generator.standard_normal(size)).astype(np.float32)
 
     embedding_scale = 2.0 / hidden**0.5 if config["tie_word_embeddings"] else 1.0
     embedding = generator.standard_normal((config["vocab_size"], hidden)) * embedding_scale
     tensors["model.embed_tokens.weight"] = embedding.astype(np.float32)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        add_linear(f"{prefix}.self_attn.q_proj", q_rows, hidden, qkv_bias)
-        add_linear(f"{prefix}.self_attn.k_proj", kv_rows, hidden, qkv_bias)
-        add_linear(f"{prefix}.self_attn.v_proj", kv_rows, hidden, qkv_bias)
+        if is_phi3:
+            add_linear(f"{prefix}.self_attn.qkv_proj", q_rows + 2 * kv_rows, hidden, False)
+        else:
+            add_linear(f"{prefix}.self_attn.q_proj", q_rows, hidden, qkv_bias)
+            add_linear(f"{prefix}.self_attn.k_proj", kv_rows, hidden, qkv_bias)
+            add_linear(f"{prefix}.self_attn.v_proj", kv_rows, hidden, qkv_bias)
         add_linear(f"{prefix}.self_attn.o_proj", hidden, q_rows, dense_bias)
-        if config["model_type"] == "qwen3":
+        if model_type in ("qwen3", "gemma3_text"):
             add_norm(f"{prefix}.self_attn.q_norm", head)
             add_norm(f"{prefix}.self_attn.k_norm", head)
-        add_linear(f"{prefix}.mlp.gate_proj", ffn, hidden, config.get("mlp_bias"))
-        add_linear(f"{prefix}.mlp.up_proj", ffn, hidden, config.get("mlp_bias"))
+        if is_phi3:
+            add_linear(f"{prefix}.mlp.gate_up_proj", 2 * ffn, hidden, False)
+        else:
+            add_linear(f"{prefix}.mlp.gate_proj", ffn, hidden, config.get("mlp_bias"))
+            add_linear(f"{prefix}.mlp.up_proj", ffn, hidden, config.get("mlp_bias"))
         add_linear(f"{prefix}.mlp.down_proj", hidden, ffn, config.get("mlp_bias"))
         add_norm(f"{prefix}.input_layernorm", hidden)
         add_norm(f"{prefix}.post_attention_layernorm", hidden)
+        if model_type in ("gemma2", "gemma3_text"):
+            add_norm(f"{prefix}.pre_feedforward_layernorm", hidden)
+            add_norm(f"{prefix}.post_feedforward_layernorm", hidden)
     add_norm("model.norm", hidden)
     if not config["tie_word_embeddings"]:
         add_linear("lm_head", config["vocab_size"], hidden, False)

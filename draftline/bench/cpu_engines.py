@@ -8,7 +8,7 @@ from typing import Literal
 
 import onnx
 
-from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
+from draftline.graphs.decoder import LOCAL_ROTARY, ROTARY
 from draftline.sessions.engine_config import EngineConfig, PoolDtype
 from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_builder import MODEL_FILE, build_engine
@@ -62,7 +62,7 @@ def count_weight_bytes(engine: Path) -> int:
     graph = onnx.load(engine / MODEL_FILE, load_external_data=False).graph
     lookups = ("Gather", "QuantizedEmbedding")
     read = {name for node in graph.node if node.op_type not in lookups for name in node.input}
-    read -= {ROTARY_COSINES, ROTARY_SINES}
+    read -= {*ROTARY, *LOCAL_ROTARY}
     return sum(_num_bytes(tensor) for tensor in graph.initializer if tensor.name in read)
 
 

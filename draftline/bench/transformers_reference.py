@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
-from draftline.checkpoints.huggingface_config import FAMILIES
+from draftline.checkpoints.families import FAMILIES
 from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.optional_package import import_optional
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations

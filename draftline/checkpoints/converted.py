@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def replace_directory(destination: Path) -> Iterator[Path]:
 
 def num_converted_bytes(wanted: Sequence[TargetTensor], dtype: str) -> int:
     """Return the bytes that the tensors will have."""
-    return sum(math.prod(target.shape) for target in wanted) * numpy_dtype(dtype).itemsize
+    return sum(math.prod(target.shape) * numpy_dtype(target.dtype(dtype)).itemsize for target in wanted)
 
 
 def converted_entries(
@@ -72,13 +72,28 @@ def converted_entries(
 
     def chunks(target: TargetTensor) -> Iterator[NDArray[Any]]:
         nonlocal done_bytes
-        for name, _ in target.sources:
-            for chunk in converted_chunks(name, tensors[name], dtype):
+        for name, shape in target.sources:
+            for chunk in _part(converted_chunks(name, tensors[name], dtype), math.prod(shape), target):
+                if target.addend:
+                    chunk = chunk.astype(np.float32) + np.float32(target.addend)
                 yield chunk
                 done_bytes += chunk.nbytes
                 progress(done_bytes)
 
-    return [TensorEntry(target.key, dtype, target.shape, partial(chunks, target)) for target in wanted]
+    return [TensorEntry(target.key, target.dtype(dtype), target.shape, partial(chunks, target)) for target in wanted]
+
+
+def _part(chunks: Iterable[NDArray[Any]], num_elements: int, target: TargetTensor) -> Iterator[NDArray[Any]]:
+    """Yield what of a source's ``num_elements``, in row-major order, the target takes."""
+    index, num_parts = target.part
+    first, last, position = (num_elements * end // num_parts for end in (index, index + 1, 0))
+    for chunk in chunks:
+        part = chunk[max(0, first - position) : max(0, last - position)]
+        position += len(chunk)
+        if part.size:
+            yield part
+        if position >= last:
+            return
 
 
 def converted_chunks(name: str, tensor: SourceTensor, dtype: str) -> Iterator[NDArray[Any]]:

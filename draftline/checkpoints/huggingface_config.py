@@ -1,94 +1,57 @@
 """Hugging Face's ``config.json`` to ``CheckpointConfig``.
 
-Source: the configuration classes of transformers 4 and 5 (``configuration_llama.py`` and its siblings,
-``modeling_rope_utils.py``). A key that is absent has the value the class of that architecture gives it; keys that every
-published checkpoint has are required. What the graphs cannot compute is refused by name.
+Source: the configuration classes of transformers 4 and 5 (``configuration_llama.py`` and its siblings). A key that is
+absent has the value the class of that architecture gives it; keys that every published checkpoint has are required.
+What the graphs cannot compute is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+
+import numpy as np
 
 from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.dtypes import numpy_dtype
+from draftline.checkpoints.families import FAMILIES, Family
+from draftline.checkpoints.huggingface_rotary import parse_rotary
 from draftline.checkpoints.json_object import JsonObject
+from draftline.checkpoints.refused_architectures import REASONS
 from draftline.errors import CheckpointError
 
-
-@dataclass(frozen=True)
-class Family:
-    """What an architecture adds to or fixes in LLaMA's network; None = the key in ``config.json`` decides."""
-
-    model_type: str
-    qkv_bias: bool | None = False
-    dense_bias: bool | None = False
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-    heads_default_to_all: bool = False  # num_key_value_heads absent = num_attention_heads
-    head_dim_required: bool = False  # the class's own default is not hidden_size / num_attention_heads
-    window_default: int | None = None  # sliding_window absent
-    window_switch: bool = False  # use_sliding_window, max_window_layers, layer_types decide
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", qkv_bias=None, dense_bias=None, mlp_bias=None, heads_default_to_all=True),
-    "MistralForCausalLM": Family("mistral", window_default=4096),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window_default=4096, window_switch=True),
-    "Qwen3ForCausalLM": Family(
-        "qwen3",
-        qkv_bias=None,
-        dense_bias=None,
-        qk_norm=True,
-        head_dim_required=True,
-        window_default=4096,
-        window_switch=True,
-    ),
-}
-
-DEFAULT_ROTARY_BASE = 10000.0  # of all four classes
 DEFAULT_MAX_WINDOW_LAYERS = 28  # of both Qwen classes: the layers before it attend to everything
-
-# rope_type -> (required numbers, optional keys). `original_max_position_embeddings` is filled in for the types that use
-# it, as transformers does.
-ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "linear": (("factor",), ("original_max_position_embeddings",)),
-    "dynamic": (("factor",), ()),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
-    "yarn": (
-        ("factor", "original_max_position_embeddings"),
-        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    ),
-}
-NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn")
+FULL, WINDOWED = "full_attention", "sliding_attention"
 
 
 def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, dtype: str) -> CheckpointConfig:
     """Turn ``config.json`` into a ``CheckpointConfig`` whose tensors will have ``dtype``.
 
     ``generation`` is ``generation_config.json`` where present: its ``eos_token_id`` replaces the one of
-    ``config.json``, as in ``generate``.
+    ``config.json``, as in ``generate``. The root of ``hidden_size`` that scales Gemma's embedding is rounded to
+    ``dtype``, as transformers rounds it to the dtype that a model is loaded in.
 
     Raises:
         CheckpointError: a key is missing or of the wrong type, or the model needs something that is not supported.
     """
-    architecture = _architecture(config)
+    architecture = check_architecture(config)
     family = FAMILIES[architecture]
     if config.get("quantization_config") is not None:
         method = (config.get("quantization_config") or {}).get("quant_method", "unknown")
         cure = "use the checkpoint it was quantised from; engine.weights_dtype quantises"
         raise CheckpointError(config.where, "quantization_config is absent", f"quant_method {method!r}", cure)
-    if config.get("hidden_act") not in (None, "silu"):
-        cure = "only SwiGLU networks are supported; choose another model"
-        raise config.error("hidden_act", '"silu"', config.get("hidden_act"), cure)
+    if config.flag("use_bidirectional_attention", False):
+        raise config.error("use_bidirectional_attention", "false", True, "choose a model that generates text")
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads if family.heads_default_to_all else None)
     if heads % kv_heads:
         raise config.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
-    rotary_base, rotary_scaling = _rotary(config)
+    head_size = _head_size(config, family, hidden_size, heads)
+    window, full_layers = _windows(config, family)
+    rotary = parse_rotary(config, family, head_size, has_windows=window is not None)
     qkv_bias, dense_bias = (
         config.flag("attention_bias", False) if bias is None else bias for bias in (family.qkv_bias, family.dense_bias)
     )
+    attention_softcap, logit_softcap = _softcaps(config, family)
     end_ids = generation.integers("eos_token_id") if generation else ()
     return CheckpointConfig(
         architecture=architecture,
@@ -98,30 +61,53 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
         num_hidden_layers=config.integer("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_size=_head_size(config, family, hidden_size, heads),
+        head_size=head_size,
         intermediate_size=config.integer("intermediate_size"),
         norm_epsilon=config.number("rms_norm_eps"),
-        rotary_base=rotary_base,
+        rotary_base=rotary.base,
         max_position_embeddings=config.integer("max_position_embeddings"),
-        rotary_scaling=rotary_scaling,
+        hidden_act=_activation(config, family),
+        rotary_scaling=rotary.scaling,
         qkv_bias=qkv_bias,
         dense_bias=dense_bias,
         mlp_bias=config.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
-        share_embedding_table=config.flag("tie_word_embeddings", False),
-        sliding_window=_sliding_window(config, family),
+        share_embedding_table=config.flag("tie_word_embeddings", family.tied_default),
+        sliding_window=window,
+        full_layers=full_layers,
         eos_token_ids=end_ids or config.integers("eos_token_id"),
+        post_norms=family.post_norms,
+        embedding_scale=_rounded(hidden_size**0.5, dtype) if family.scales_embedding else 1.0,
+        query_pre_attn_scalar=config.number("query_pre_attn_scalar") if family.scales_queries else None,
+        attention_softcap=attention_softcap,
+        logit_softcap=logit_softcap,
+        rotary_fraction=rotary.fraction,
+        local_rotary_base=rotary.local_base,
     )
 
 
-def _architecture(config: JsonObject) -> str:
+def check_architecture(config: JsonObject) -> str:
+    """Return the architecture, one of ``FAMILIES``.
+
+    Raises: CheckpointError for any other, with what of it the graphs have not, where we know it.
+    """
     names = config.get("architectures")
     if names is None:
         model_type = config.get("model_type")
         names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or model_type
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
-        raise config.error("architectures", f"one of {', '.join(FAMILIES)}", names, "choose a supported model")
-    return str(names[0])
+    if isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES:
+        return str(names[0])
+    reasons = [f"{name} has {REASONS[name]}" for name in names if name in REASONS] if isinstance(names, list) else []
+    got = "; ".join(filter(None, [json.dumps(names, default=str), *reasons]))
+    cure = (
+        "choose a supported model, or set engine.backend to tensorrt_llm and engine.route to llmapi, "
+        "whose models are TensorRT-LLM's own"
+    )
+    raise CheckpointError(config.where, f"architectures is one of {', '.join(FAMILIES)}", got, cure)
+
+
+def _rounded(value: float, dtype: str) -> float:
+    return float(np.array(value).astype(numpy_dtype(dtype)).astype(np.float64))
 
 
 def _head_size(config: JsonObject, family: Family, hidden_size: int, heads: int) -> int:
@@ -137,56 +123,57 @@ def _head_size(config: JsonObject, family: Family, hidden_size: int, heads: int)
     return head_size
 
 
-def _sliding_window(config: JsonObject, family: Family) -> int | None:
-    layers = config.integer("num_hidden_layers")
+def _activation(config: JsonObject, family: Family) -> str:
+    """Return the activation's name in ``CheckpointConfig``; ``hidden_activation`` goes before ``hidden_act``."""
+    key = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
+    if config.get(key) not in (None, *family.activations):
+        wanted = " or ".join(f'"{name}"' for name in family.activations)
+        raise config.error(key, wanted, config.get(key), "choose another model: others gate their MLP in this way")
+    return family.activations[0]
+
+
+def _softcaps(config: JsonObject, family: Family) -> tuple[float | None, float | None]:
+    if family.softcaps is None:
+        return None, None
+    of_scores, of_logits = family.softcaps
+    attention_softcap = config.optional_number("attn_logit_softcapping", of_scores)
+    if attention_softcap is not None:
+        raise config.error("attn_logit_softcapping", "null", attention_softcap, "choose a model without it, as Gemma 3")
+    return attention_softcap, config.optional_number("final_logit_softcapping", of_logits)
+
+
+def _windows(config: JsonObject, family: Family) -> tuple[int | None, tuple[int, ...]]:
+    """Return the window, and the layers that have none where others have it."""
     has_window = "sliding_window" in config.values  # null is a value here: no window
     window = config.optional_integer("sliding_window") if has_window else family.window_default
     if family.window_switch and not config.flag("use_sliding_window", False):
         window = None
-    layer_types = config.get("layer_types")
-    if layer_types is None and family.window_switch and window is not None:
+    kinds = _layer_kinds(config, family, window)
+    if WINDOWED in kinds and window is None:
+        raise config.error("sliding_window", "a length where layers have windows", None)
+    full_layers = tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
+    return (None, ()) if len(full_layers) == len(kinds) else (window, full_layers)
+
+
+def _layer_kinds(config: JsonObject, family: Family, window: int | None) -> list[str]:
+    num_layers, given = config.integer("num_hidden_layers"), config.get("layer_types")
+    uniform = [FULL if window is None else WINDOWED] * num_layers
+    if given is not None:
+        if not isinstance(given, list) or len(given) != num_layers or not {FULL, WINDOWED}.issuperset(map(str, given)):
+            rule = f"a list of {num_layers} times {FULL} or {WINDOWED}"
+            raise config.error("layer_types", rule, given, "choose another model")
+        if not family.has_layer_types and given != uniform:
+            cure = (
+                'choose another model; of a Mistral that was trained so set architectures to ["MinistralForCausalLM"]'
+            )
+            raise config.error("layer_types", f"absent in a {family.model_type}, whose layers are alike", given, cure)
+        return given
+    if family.full_every is not None:
+        every = config.integer(family.full_every_key, family.full_every) if family.full_every_key else family.full_every
+        return [FULL if (layer + 1) % every == 0 else WINDOWED for layer in range(num_layers)]
+    if family.window_switch and window is not None:
         first = config.values.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
         if type(first) is not int:
             raise config.error("max_window_layers", "an integer", first)
-        layer_types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
-    kinds = set(layer_types if layer_types is not None else ["sliding_attention" if window else "full_attention"])
-    if kinds == {"full_attention"}:
-        return None
-    if kinds != {"sliding_attention"} or window is None:
-        got = f"layers of kinds {sorted(map(str, kinds))} with sliding_window {window}"
-        cure = "choose a model whose layers are all alike, or set use_sliding_window to false for short texts"
-        raise CheckpointError(config.where, "all layers attend to one window, or all to everything", got, cure)
-    return window
-
-
-def _rotary(config: JsonObject) -> tuple[float, dict[str, Any] | None]:
-    """Return the base and, unless the type is ``default``, the scaling mapping; both spellings are read."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise config.error("rope_scaling", "an object", given)
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise config.error("rope_parameters", "one mapping for all layers", given, "choose a supported model")
-    parameters = JsonObject(config.where, {key: value for key, value in given.items() if value is not None})
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
-    base = parameters.number("rope_theta", config.number("rope_theta", DEFAULT_ROTARY_BASE))
-    for owner in (config, parameters):
-        if owner.number("partial_rotary_factor", 1.0) != 1.0:
-            raise config.error("partial_rotary_factor", "1", owner.get("partial_rotary_factor"), "choose another model")
-    if rope_type == "default":
-        return base, None
-    if rope_type not in ROPE_TYPES:
-        raise config.error("rope_type", f"one of default, {', '.join(ROPE_TYPES)}", rope_type, "choose another model")
-    required, optional = ROPE_TYPES[rope_type]
-    scaling: dict[str, Any] = {"rope_type": rope_type}
-    for key in required:
-        fallback = config.number("max_position_embeddings") if rope_type in NEEDS_ORIGINAL_LENGTH else None
-        scaling[key] = parameters.number(key, fallback if key == "original_max_position_embeddings" else None)
-    for key in optional:
-        if parameters.get(key) is not None:
-            scaling[key] = parameters.flag(key) if key == "truncate" else parameters.number(key)
-    known = {"type", "rope_type", "rope_theta", "partial_rotary_factor", *required, *optional}
-    unknown = sorted(set(parameters.values) - known)
-    if unknown:
-        got = f"unknown keys {', '.join(unknown)}"
-        raise CheckpointError(config.where, f"rope_scaling of type {rope_type} has known keys", got, "remove the keys")
-    return base, scaling
+        return [FULL if layer < first else WINDOWED for layer in range(num_layers)]
+    return uniform

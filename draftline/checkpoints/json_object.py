@@ -42,6 +42,21 @@ class JsonObject:
             raise self.error(key, "a positive number", value)
         return float(value)
 
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """Return a positive number, None where the key is null, and ``default`` where it is absent."""
+        if key not in self.values:
+            return default
+        return None if self.get(key) is None else self.number(key)
+
+    def numbers(self, key: str, length: int) -> list[float]:
+        """Return a list of ``length`` positive numbers."""
+        value = self.get(key)
+        is_list = isinstance(value, list) and len(value) == length
+        if not is_list or not all(type(item) in (int, float) and 0 < item < float("inf") for item in value):
+            got = f"{len(value)} values" if isinstance(value, list) and len(value) != length else value
+            raise self.error(key, f"a list of {length} positive numbers", got)
+        return [float(item) for item in value]
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a boolean; an absent or null key is an error unless there is a ``default``."""
         value = self.get(key)

@@ -1,17 +1,18 @@
 """Weight maps as data tables: the table is the converter.
 
 Source: ``convert_hf_llama`` and the Qwen loader of TensorRT-LLM. Traps: ``mlp.fc`` is Hugging Face's ``gate_proj`` and
-``mlp.gate`` its ``up_proj``; ``attention.qkv`` is q, k, v joined along rows. Linear weights are [out, in] on both
-sides.
+``mlp.gate`` its ``up_proj``; ``attention.qkv`` is q, k, v joined along rows; ``post_layernorm`` is the norm before the
+MLP, but behind attention where there are norms behind both (Gemma 2 and 3). Linear weights are [out, in] on both sides.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.families import FAMILIES
 from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.errors import CheckpointError
 
@@ -21,7 +22,8 @@ class WeightRule:
     """One row of the table: ``sources`` joined along rows become ``key``.
 
     ``rows`` gives the symbolic row count of each source, ``columns`` is None for vectors. ``when`` names the field of
-    ``CheckpointConfig`` that must be true, with ``not `` for one that must be false.
+    ``CheckpointConfig`` that must be true, with ``not `` for one that must be false. ``part`` (i, n): ``key`` is the
+    part i of n equal ones of its source's rows. ``is_norm``: of an RMS norm.
     """
 
     key: str
@@ -29,6 +31,12 @@ class WeightRule:
     rows: tuple[str, ...]
     columns: str | None = None
     when: str | None = None
+    part: tuple[int, int] = (0, 1)
+    is_norm: bool = False
+
+
+def _norm(key: str, source: str, rows: str = "hidden", when: str | None = None) -> WeightRule:
+    return WeightRule(f"{key}.weight", (f"{source}.weight",), (rows,), when=when, is_norm=True)
 
 
 _QKV = ("q", "kv", "kv")
@@ -36,14 +44,15 @@ _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 EMBEDDING = WeightRule("transformer.vocab_embedding.weight", ("model.embed_tokens.weight",), ("vocab",), "hidden")
 LAYER_RULES: tuple[WeightRule, ...] = (
-    WeightRule("input_layernorm.weight", ("input_layernorm.weight",), ("hidden",)),
+    _norm("input_layernorm", "input_layernorm"),
     WeightRule("attention.qkv.weight", tuple(f"{name}.weight" for name in _PROJECTIONS), _QKV, "hidden"),
     WeightRule("attention.qkv.bias", tuple(f"{name}.bias" for name in _PROJECTIONS), _QKV, when="qkv_bias"),
-    WeightRule("attention.q_layernorm.weight", ("self_attn.q_norm.weight",), ("head",), when="qk_norm"),
-    WeightRule("attention.k_layernorm.weight", ("self_attn.k_norm.weight",), ("head",), when="qk_norm"),
+    _norm("attention.q_layernorm", "self_attn.q_norm", "head", when="qk_norm"),
+    _norm("attention.k_layernorm", "self_attn.k_norm", "head", when="qk_norm"),
     WeightRule("attention.dense.weight", ("self_attn.o_proj.weight",), ("hidden",), "q"),
     WeightRule("attention.dense.bias", ("self_attn.o_proj.bias",), ("hidden",), when="dense_bias"),
-    WeightRule("post_layernorm.weight", ("post_attention_layernorm.weight",), ("hidden",)),
+    _norm("post_layernorm", "post_attention_layernorm"),
+    _norm("pre_feedforward_layernorm", "pre_feedforward_layernorm", when="post_norms"),
     # fc and gate are neighbours in the file, so one initializer of a graph may span both.
     WeightRule("mlp.fc.weight", ("mlp.gate_proj.weight",), ("ffn",), "hidden"),
     WeightRule("mlp.gate.weight", ("mlp.up_proj.weight",), ("ffn",), "hidden"),
@@ -51,8 +60,15 @@ LAYER_RULES: tuple[WeightRule, ...] = (
     WeightRule("mlp.gate.bias", ("mlp.up_proj.bias",), ("ffn",), when="mlp_bias"),
     WeightRule("mlp.proj.weight", ("mlp.down_proj.weight",), ("hidden",), "ffn"),
     WeightRule("mlp.proj.bias", ("mlp.down_proj.bias",), ("hidden",), when="mlp_bias"),
+    _norm("post_feedforward_layernorm", "post_feedforward_layernorm", when="post_norms"),
 )
-FINAL_NORM = WeightRule("transformer.ln_f.weight", ("model.norm.weight",), ("hidden",))
+# In the place of the rows of the same keys, where projections that read the same rows are one tensor of the source.
+JOINED_RULES: tuple[WeightRule, ...] = (
+    WeightRule("attention.qkv.weight", ("self_attn.qkv_proj.weight",), ("qkv",), "hidden"),
+    WeightRule("mlp.fc.weight", ("mlp.gate_up_proj.weight",), ("ffn",), "hidden", part=(0, 2)),
+    WeightRule("mlp.gate.weight", ("mlp.gate_up_proj.weight",), ("ffn",), "hidden", part=(1, 2)),
+)
+FINAL_NORM = _norm("transformer.ln_f", "model.norm")
 LM_HEAD = WeightRule("lm_head.weight", ("lm_head.weight",), ("vocab",), "hidden", when="not share_embedding_table")
 
 LAYER_KEY_PREFIX = "transformer.layers.{layer}."
@@ -66,31 +82,47 @@ MEDUSA_HEADS = re.compile(r"medusa_heads?\..*")
 
 @dataclass(frozen=True)
 class TargetTensor:
-    """A tensor of the converted checkpoint and the source tensors, with their shapes, that are joined into it."""
+    """A tensor of the converted checkpoint and the source tensors, with their shapes, that are joined into it.
+
+    ``part`` (i, n): it is the part i of n equal ones of its source's rows. ``addend`` is added in float32 to every
+    element, rounded as the others are, and the tensor stays so: a sum of 16 bits would not have all of the weight's.
+    """
 
     key: str
     shape: tuple[int, ...]
     sources: tuple[tuple[str, tuple[int, ...]], ...]
+    part: tuple[int, int] = (0, 1)
+    addend: float = 0.0
+
+    def dtype(self, dtype: str) -> str:
+        """Return the dtype that the tensor has in a checkpoint of ``dtype``."""
+        return "float32" if self.addend else dtype
 
 
 def weight_map(config: CheckpointConfig) -> list[TargetTensor]:
     """Return the tensors of a converted checkpoint, in file order."""
+    family = FAMILIES[config.architecture]
+    joined = {rule.key: rule for rule in JOINED_RULES if family.joined_sources}
     rules = [EMBEDDING]
     for layer in range(config.num_hidden_layers):
         key_prefix, source_prefix = LAYER_KEY_PREFIX.format(layer=layer), LAYER_SOURCE_PREFIX.format(layer=layer)
-        for rule in LAYER_RULES:
+        for row in LAYER_RULES:
+            rule = joined.get(row.key, row)
             sources = tuple(source_prefix + source for source in rule.sources)
-            rules.append(WeightRule(key_prefix + rule.key, sources, rule.rows, rule.columns, rule.when))
+            rules.append(replace(rule, key=key_prefix + rule.key, sources=sources))
     rules += [FINAL_NORM, LM_HEAD]
+    q_size, kv_size = (heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads))
     sizes = {
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
         "ffn": config.intermediate_size,
-        "q": config.num_attention_heads * config.head_size,
-        "kv": config.num_key_value_heads * config.head_size,
+        "q": q_size,
+        "kv": kv_size,
+        "qkv": q_size + 2 * kv_size,
         "head": config.head_size,
     }
-    return [_apply(rule, sizes) for rule in rules if _holds(rule.when, config)]
+    norm_addend = 1.0 if family.norms_add_one else 0.0
+    return [_apply(rule, sizes, norm_addend) for rule in rules if _holds(rule.when, config)]
 
 
 def check_tensors(config: CheckpointConfig, tensors: Mapping[str, SourceTensor], where: object) -> list[TargetTensor]:
@@ -147,11 +179,13 @@ def check_source_tensors(
             raise CheckpointError(tensor.where, f"tensor {name} has shape {list(shape)}", list(tensor.shape), correct)
 
 
-def _apply(rule: WeightRule, sizes: Mapping[str, int]) -> TargetTensor:
+def _apply(rule: WeightRule, sizes: Mapping[str, int], norm_addend: float) -> TargetTensor:
     columns = () if rule.columns is None else (sizes[rule.columns],)
-    shapes = [(sizes[rows], *columns) for rows in rule.rows]
-    total_rows = sum(shape[0] for shape in shapes)
-    return TargetTensor(rule.key, (total_rows, *columns), tuple(zip(rule.sources, shapes, strict=True)))
+    _, num_parts = rule.part
+    shapes = [(num_parts * sizes[rows], *columns) for rows in rule.rows]
+    total_rows = sum(shape[0] for shape in shapes) // num_parts
+    sources = tuple(zip(rule.sources, shapes, strict=True))
+    return TargetTensor(rule.key, (total_rows, *columns), sources, rule.part, norm_addend if rule.is_norm else 0.0)
 
 
 def _holds(when: str | None, config: CheckpointConfig) -> bool:

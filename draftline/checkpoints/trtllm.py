@@ -1,7 +1,8 @@
 """Write and read TensorRT-LLM's checkpoint format: ``config.json`` and ``rank0.safetensors``.
 
-Source: TensorRT-LLM's checkpoint documentation and the configuration classes of its LLaMA and Qwen models. Keys that
-TensorRT-LLM has keep its names; the table below is the only place where they are written. It ignores the others.
+Source: TensorRT-LLM's checkpoint documentation and the configuration classes of its LLaMA, Qwen, Gemma and Phi models.
+Keys that TensorRT-LLM has keep its names; the table below is the only place where they are written. It ignores the
+others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.dtypes import EXPONENT_BITS
-from draftline.checkpoints.huggingface_config import FAMILIES, ROPE_TYPES
+from draftline.checkpoints.families import FAMILIES
+from draftline.checkpoints.huggingface_rotary import ROPE_TYPES
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.errors import CheckpointError
 
@@ -22,9 +24,26 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "rank0.safetensors"
 
 # Our field -> TensorRT-LLM's key, where they differ.
-KEYS = {"qkv_bias": "attn_bias", "qk_norm": "qk_layernorm"}
-# Keys that are ours alone.
-OWN_KEYS = ("dense_bias", "sliding_window", "eos_token_ids")
+KEYS = {
+    "qkv_bias": "attn_bias",
+    "qk_norm": "qk_layernorm",
+    "post_norms": "inter_layernorms",
+    "attention_softcap": "attn_logit_softcapping",
+    "logit_softcap": "final_logit_softcapping",
+    "rotary_fraction": "rotary_pct",
+    "local_rotary_base": "rope_local_base_freq",
+}
+# Keys that are ours alone, in what is written for its routes.
+OWN_KEYS = ("dense_bias", "sliding_window", "full_layers", "embedding_scale", "eos_token_ids")
+# Fields that its classes of most architectures have not: written where they differ from their defaults.
+FIELDS_OF_SOME = (
+    "post_norms",
+    "query_pre_attn_scalar",
+    "attention_softcap",
+    "logit_softcap",
+    "rotary_fraction",
+    "local_rotary_base",
+)
 
 # Always the same in what draftline writes.
 FIXED: dict[str, Any] = {
@@ -47,7 +66,12 @@ def write_checkpoint_config(path: Path, config: CheckpointConfig) -> None:
 
 def config_values(config: CheckpointConfig) -> dict[str, Any]:
     """Return ``config.json`` of a checkpoint for one rank."""
-    values: dict[str, Any] = {KEYS.get(name, name): value for name, value in dataclasses.asdict(config).items()}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    values: dict[str, Any] = {
+        KEYS.get(name, name): value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in FIELDS_OF_SOME or value != defaults[name]
+    }
     values |= FIXED
     if config.architecture in QWEN_TYPES:
         values["qwen_type"] = QWEN_TYPES[config.architecture]
@@ -109,5 +133,13 @@ def parse_config(raw: JsonObject) -> CheckpointConfig:
         qk_norm=raw.flag(KEYS["qk_norm"]),
         share_embedding_table=raw.flag("share_embedding_table"),
         sliding_window=raw.optional_integer("sliding_window"),
+        full_layers=raw.integers("full_layers"),
         eos_token_ids=raw.integers("eos_token_ids"),
+        post_norms=raw.flag(KEYS["post_norms"], False),
+        embedding_scale=raw.number("embedding_scale", 1.0),
+        query_pre_attn_scalar=raw.optional_number("query_pre_attn_scalar"),
+        attention_softcap=raw.optional_number(KEYS["attention_softcap"]),
+        logit_softcap=raw.optional_number(KEYS["logit_softcap"]),
+        rotary_fraction=raw.number(KEYS["rotary_fraction"], 1.0),
+        local_rotary_base=raw.optional_number(KEYS["local_rotary_base"]),
     )

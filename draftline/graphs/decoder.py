@@ -1,4 +1,4 @@
-"""Transformer layers of the Llama family, as the target, draft models and EAGLE heads share them.
+"""Transformer layers of Llama's kind, as the target, draft models and EAGLE heads share them.
 
 Tensor names are TensorRT-LLM's. A draft's rows may attend to rows that earlier forwards of the same step computed.
 """
@@ -16,7 +16,8 @@ from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph, TensorLocation
 from draftline.graphs.operators import HeadNorms, Heads, Operators, Rotary
 from draftline.graphs.step_inputs import AttentionInputs, InStepRows
 
-ROTARY_COSINES, ROTARY_SINES = "rotary.cosines", "rotary.sines"
+ROTARY = ("rotary.cosines", "rotary.sines")
+LOCAL_ROTARY = ("local_rotary.cosines", "local_rotary.sines")  # of layers with a window, where they have their own
 
 
 class Pool(NamedTuple):
@@ -58,7 +59,7 @@ class Stream:
             return self._decoder.norm(self._x, weight)
         decoder, addend, self._addend = self._decoder, self._addend, None
         self._x, normed = decoder.operators.add_norm(
-            decoder.graph, self._x, addend, decoder.weight(weight), decoder.config.norm_epsilon
+            decoder.graph, self._x, addend, decoder.norm_weight(weight), decoder.config.norm_epsilon
         )
         return normed
 
@@ -98,8 +99,12 @@ class Decoder:
     def weight(self, name: str) -> str:
         return self.graph.external(name, self.weights[name])
 
+    def norm_weight(self, name: str) -> str:
+        """Return a norm's weight in the rows' dtype; checkpoints may hold it in float32."""
+        return self.graph.cast(self.weight(name), self.weights[name].onnx_type, self.operators.onnx_type)
+
     def norm(self, x: str, weight: str) -> str:
-        return self.graph.op("RMSNormalization", x, self.weight(weight), epsilon=self.config.norm_epsilon)
+        return self.graph.op("RMSNormalization", x, self.norm_weight(weight), epsilon=self.config.norm_epsilon)
 
     def stream(self, x: str) -> Stream:
         return Stream(self, x)
@@ -113,8 +118,14 @@ class Decoder:
 
     def residuals(self, stream: Stream, attention_input: str, num_inputs: int, prefix: str) -> None:
         """Append attention over ``attention_input [rows, num_inputs]`` and the MLP, each added to the stream."""
-        stream.add(self._attention(attention_input, num_inputs, f"{prefix}.attention"))
-        stream.add(self._mlp(stream.normed(f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
+        attended = self._attention(attention_input, num_inputs, f"{prefix}.attention")
+        if self.config.post_norms:
+            stream.add(self.norm(attended, f"{prefix}.post_layernorm.weight"))
+            y = self._mlp(stream.normed(f"{prefix}.pre_feedforward_layernorm.weight"), f"{prefix}.mlp")
+            stream.add(self.norm(y, f"{prefix}.post_feedforward_layernorm.weight"))
+        else:
+            stream.add(attended)
+            stream.add(self._mlp(stream.normed(f"{prefix}.post_layernorm.weight"), f"{prefix}.mlp"))
 
     def output_kv_rows(self) -> None:
         """Add the output ``kv_rows [rows, 2 * layers * K, D]``: keys of a layer, then its values; rotated.
@@ -133,23 +144,31 @@ class Decoder:
         config, size = self.config, self.config.intermediate_size
         # mlp.fc (Hugging Face's gate_proj) and mlp.gate (up_proj) lie side by side: one product serves both.
         both = self.linear.emit(x, f"{prefix}.fc_gate", config.hidden_size, 2 * size, bias=config.mlp_bias)
-        activated = self.operators.silu_gate(self.graph, both, size)
+        gate = {"silu": self.operators.silu_gate, "gelu_pytorch_tanh": self.operators.gelu_gate}[config.hidden_act]
+        activated = gate(self.graph, both, size)
         return self.linear.emit(activated, f"{prefix}.proj", size, config.hidden_size, bias=config.mlp_bias)
 
     def _attention(self, x: str, num_inputs: int, prefix: str) -> str:
         config, (num_heads, num_kv_heads, size) = self.config, self._heads
         num_outputs = (num_heads + 2 * num_kv_heads) * size
         qkv = self.linear.emit(x, f"{prefix}.qkv", num_inputs, num_outputs, bias=config.qkv_bias)
-        rotary = Rotary(self.weight(ROTARY_COSINES), self.weight(ROTARY_SINES), self._position_ids)
+        is_local = config.local_rotary_base is not None and config.window(self._layer) > 0
+        cosines, sines = map(self.weight, LOCAL_ROTARY if is_local else ROTARY)
+        rotary = Rotary(cosines, sines, self._position_ids, config.rotary_size)
         norms = None
         if config.qk_norm:
-            norms = HeadNorms(*(self.weight(f"{prefix}.{x}_layernorm.weight") for x in "qk"))
+            norms = HeadNorms(*(self.norm_weight(f"{prefix}.{x}_layernorm.weight") for x in "qk"))
         q, k, v = self.operators.rotated_heads(self.graph, qkv, self._heads, rotary, norms, config.norm_epsilon)
         attended = self._attend(q, k, v)
         return self.linear.emit(attended, f"{prefix}.dense", num_heads * size, config.hidden_size, config.dense_bias)
 
+    @property
+    def _layer(self) -> int:
+        """The number of the layer that is being appended."""
+        return len(self._kv_rows) // 2
+
     def _attend(self, q: str, k: str, v: str) -> str:
-        layer, (num_heads, num_kv_heads, size) = len(self._kv_rows) // 2, self._heads
+        layer, (num_heads, num_kv_heads, size) = self._layer, self._heads
         pool_shape: list[int | str] = ["num_blocks", 2, num_kv_heads, self._pool.block_size, size]
         pool = self.graph.input(f"kv_pool.{layer}", self._pool.onnx_type, pool_shape)
         self._kv_rows += [k, v]
@@ -171,9 +190,9 @@ class Decoder:
             num_kv_heads=num_kv_heads,
             head_size=size,
             block_size=self._pool.block_size,
-            scale=size**-0.5,
-            window=self.config.sliding_window or 0,
-            softcap=0.0,
+            scale=(self.config.query_pre_attn_scalar or size) ** -0.5,
+            window=self.config.window(layer),
+            softcap=self.config.attention_softcap or 0.0,
             key_scale=key_scale,
             value_scale=value_scale,
         )

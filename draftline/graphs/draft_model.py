@@ -14,7 +14,7 @@ from draftline.graphs.decoder import Decoder, Pool
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
 from draftline.graphs.operators import PORTABLE, Operators
 from draftline.graphs.step_inputs import emit_attention_inputs, emit_in_step_rows
-from draftline.graphs.target import EMBEDDING, FINAL_NORM, lm_head_name
+from draftline.graphs.target import FINAL_NORM, embed_tokens, emit_logits
 
 
 def build_draft_model_graph(
@@ -45,15 +45,14 @@ def build_draft_model_graph(
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs, in_step)
     if config.vocab_size < target_vocab_size:
         ids = graph.op("Min", ids, graph.constant(np.array(config.vocab_size - 1, np.int32)))
-    stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
+    stream = decoder.stream(embed_tokens(decoder, ids))
     for layer in range(config.num_hidden_layers):
         decoder.layer(stream, f"transformer.layers.{layer}")
     rows = decoder.norm(graph.op("Gather", stream.value(), candidate_rows), FINAL_NORM)
-    logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
+    logits = emit_logits(decoder, rows)
     vocab_size = min(config.vocab_size, target_vocab_size)
     if vocab_size < config.vocab_size:
         logits = graph.op("Slice", logits, *(graph.constant([value]) for value in (0, vocab_size, 1)))
-    logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
     output_candidates(graph, *operators.candidates(graph, logits, num_candidates), num_candidates)
     operators.output_drawn(graph, logits, vocab_size, with_edits=False)
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", vocab_size])

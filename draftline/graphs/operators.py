@@ -6,7 +6,8 @@ A network emits itself through ``Operators``; ``PORTABLE`` spells its parts in O
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import math
+from typing import Any, NamedTuple, Protocol
 
 import onnx
 from onnx import TensorProto
@@ -16,6 +17,8 @@ from draftline.graphs.onnx_graph import OnnxGraph
 from draftline.graphs.sampler import EditInputs, emit_edited_sampler, emit_sampler, output_sampled_ids
 from draftline.graphs.step_inputs import SamplingInputs
 from draftline.graphs.tree_attention import load_tree_attention_function
+
+GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # of Hendrycks and Gimpel (arXiv 1606.08415)
 
 
 class Heads(NamedTuple):
@@ -27,11 +30,13 @@ class Heads(NamedTuple):
 
 
 class Rotary(NamedTuple):
-    """Names of the tables ``[positions, D / 2]`` and of ``position_ids [T] int32``."""
+    """Names of the tables ``[positions, size / 2]`` and of ``position_ids [T] int32``; ``size``: elements of a head
+    that are rotated, its first ones."""
 
     cosines: str
     sines: str
     position_ids: str
+    size: int
 
 
 class HeadNorms(NamedTuple):
@@ -68,6 +73,10 @@ class Operators(Protocol):
 
     def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
         """Append ``silu(both[:, :size]) * both[:, size:]``."""
+        ...
+
+    def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
+        """Append ``gelu(both[:, :size]) * both[:, size:]``; of GELU its approximation by tanh."""
         ...
 
     def output_drawn(self, graph: OnnxGraph, logits: str, vocab_size: int, with_edits: bool) -> None:
@@ -130,7 +139,8 @@ class PortableOperators:
                 normed = graph.op("RMSNormalization", by_head(x, count), norm, epsilon=epsilon)
                 x = graph.op("Reshape", normed, graph.constant([-1, 1, count * size]))
             tables = rotary.cosines, rotary.sines, position_column
-            return by_head(graph.op("RotaryEmbedding", x, *tables, num_heads=count), count)
+            partial: dict[str, Any] = {} if rotary.size == size else {"rotary_embedding_dim": rotary.size}
+            return by_head(graph.op("RotaryEmbedding", x, *tables, num_heads=count, **partial), count)
 
         return (
             rotate(q, num_heads, norms.q if norms else None),
@@ -141,6 +151,18 @@ class PortableOperators:
     def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
         gate, up = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
         return graph.op("Mul", graph.op("Mul", gate, graph.op("Sigmoid", gate)), up)
+
+    def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
+        """x (1 + tanh(u)) / 2 is x sigmoid(2 u), where u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+        gate, up = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
+
+        def number(value: float) -> str:
+            return graph.cast(graph.constant(value), TensorProto.FLOAT, self.onnx_type)
+
+        square = graph.op("Mul", gate, gate)
+        inner = graph.op("Add", graph.op("Mul", square, number(GELU_SLOPE * GELU_CUBIC)), number(GELU_SLOPE))
+        sigmoid = graph.op("Sigmoid", graph.op("Mul", gate, inner))
+        return graph.op("Mul", graph.op("Mul", gate, sigmoid), up)
 
     def sample(
         self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int

@@ -12,27 +12,32 @@ from draftline.errors import BuildError
 
 
 def build_rotary_tables(
-    head_size: int,
+    rotary_size: int,
     base: float,
     scaling: dict[str, Any] | None,
     max_position_embeddings: int,
     num_positions: int,
+    max_seq_len: int | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Build the cosine and sine tables of positions 0 .. num_positions - 1.
+    """Build the cosine and sine tables of positions 0 .. num_positions - 1, for heads that turn ``rotary_size``
+    elements.
 
     Source: RoPE (arXiv 2104.09864) in the half-split convention of Hugging Face; ``linear`` position interpolation
-    (arXiv 2306.15595), ``dynamic`` NTK, ``llama3`` (Llama 3.1's frequency bands), ``yarn`` (arXiv 2309.00071).
-    ``dynamic`` depends on the length of the text: the row of position p uses the base of a text of p + 1 tokens, which
-    is what token-by-token decoding in ``transformers`` gives and does not depend on how a prompt is cut into chunks.
+    (arXiv 2306.15595), ``dynamic`` NTK, ``llama3`` (Llama 3.1's frequency bands), ``yarn`` (arXiv 2309.00071),
+    ``longrope`` (arXiv 2402.13753). ``dynamic`` depends on the length of the text: the row of position p uses the base
+    of a text of p + 1 tokens, which is what token-by-token decoding in ``transformers`` gives and does not depend on
+    how a prompt is cut into chunks. ``longrope`` has factors for texts within the original length and others for longer
+    ones, and keys once cached cannot change theirs: ``max_seq_len``, the engine's limit (None: the number of
+    positions), chooses for all texts.
 
-    Shapes: two arrays ``[num_positions, head_size / 2] float32``; angles are computed in float64.
+    Shapes: two arrays ``[num_positions, rotary_size / 2] float32``; angles are computed in float64.
     Raises: BuildError for a ``rope_type`` not listed above.
 
     >>> cosines, sines = build_rotary_tables(4, 10000.0, None, 16, 2)
     >>> cosines.astype(np.float64).round(3).tolist(), sines.astype(np.float64).round(3).tolist()
     ([[1.0, 1.0], [0.54, 1.0]], [[0.0, 0.0], [0.841, 0.01]])
     """
-    exponents = np.arange(0, head_size, 2, dtype=np.float64) / head_size
+    exponents = np.arange(0, rotary_size, 2, dtype=np.float64) / rotary_size
     frequencies = base**-exponents
     positions = np.arange(num_positions, dtype=np.float64)[:, None]
     magnitude = 1.0
@@ -45,19 +50,24 @@ def build_rotary_tables(
     elif rope_type == "dynamic":
         assert scaling
         angles = positions * _dynamic_frequencies(
-            positions, base, head_size, exponents, scaling["factor"], max_position_embeddings
+            positions, base, rotary_size, exponents, scaling["factor"], max_position_embeddings
         )
     elif rope_type == "llama3":
         assert scaling
         angles = positions * _llama3_frequencies(frequencies, scaling)
     elif rope_type == "yarn":
         assert scaling
-        frequencies, magnitude = _yarn_frequencies(frequencies, base, head_size, scaling, max_position_embeddings)
+        frequencies, magnitude = _yarn_frequencies(frequencies, base, rotary_size, scaling, max_position_embeddings)
         angles = positions * frequencies
+    elif rope_type == "longrope":
+        assert scaling
+        is_long = (max_seq_len or num_positions) > scaling["original_max_position_embeddings"]
+        angles = positions * (frequencies / scaling["long_factor" if is_long else "short_factor"])
+        magnitude = _longrope_magnitude(scaling, max_position_embeddings)
     else:
         raise BuildError(
             "rotary_scaling.rope_type",
-            "must be default, linear, dynamic, llama3 or yarn",
+            "must be default, linear, dynamic, llama3, yarn or longrope",
             rope_type,
             "use a checkpoint with one of these",
         )
@@ -87,6 +97,15 @@ def _llama3_frequencies(frequencies: NDArray[np.float64], scaling: dict[str, Any
     long_waves = wavelengths > original / low
     short_waves = wavelengths < original / high
     return np.where(long_waves, frequencies / factor, np.where(short_waves, frequencies, smooth))
+
+
+def _longrope_magnitude(scaling: dict[str, Any], max_position_embeddings: int) -> float:
+    """Return what cosines and sines are multiplied by: of texts of any length, as in ``transformers``."""
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+    original = scaling["original_max_position_embeddings"]
+    factor = scaling.get("factor") or max_position_embeddings / original
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _yarn_frequencies(

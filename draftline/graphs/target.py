@@ -1,6 +1,6 @@
-"""The target: a decoder-only transformer of the Llama family as an ONNX graph.
+"""The target: a decoder-only transformer of Llama's kind as an ONNX graph.
 
-Llama, Mistral, Qwen2/2.5 and Qwen3 differ in the fields of ``CheckpointConfig`` alone. Tensor names are TensorRT-LLM's.
+Architectures differ in the fields of ``CheckpointConfig`` alone. Tensor names are TensorRT-LLM's.
 """
 
 from __future__ import annotations
@@ -47,6 +47,26 @@ def lm_head_name(config: CheckpointConfig) -> str:
     return EMBEDDING if config.share_embedding_table else LM_HEAD
 
 
+def embed_tokens(decoder: Decoder, ids: str) -> str:
+    """Append the embedding of ``ids [T]``; returns ``[T, hidden_size]`` of the operators' dtype."""
+    graph, scale = decoder.graph, decoder.config.embedding_scale
+    rows = decoder.linear.embed(ids, EMBEDDING, decoder.config.hidden_size)
+    if scale == 1.0:
+        return rows
+    return graph.op("Mul", rows, graph.cast(graph.constant(scale), TensorProto.FLOAT, decoder.operators.onnx_type))
+
+
+def emit_logits(decoder: Decoder, rows: str) -> str:
+    """Append the logits of normed ``rows``; returns ``[rows, V] float32``."""
+    graph, config = decoder.graph, decoder.config
+    logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
+    logits = graph.cast(logits, decoder.operators.onnx_type, TensorProto.FLOAT)
+    if config.logit_softcap is None:
+        return logits
+    cap = graph.constant(config.logit_softcap)
+    return graph.op("Mul", graph.op("Tanh", graph.op("Div", logits, cap)), cap)
+
+
 def build_target_graph(
     config: CheckpointConfig,
     weights: Mapping[str, TensorLocation],
@@ -72,14 +92,13 @@ def build_target_graph(
     sample_rows = graph.input("sample_rows", TensorProto.INT32, ["R"])
 
     decoder = Decoder(graph, operators, weights, config, pool, positions, attention_inputs)
-    stream = decoder.stream(decoder.linear.embed(ids, EMBEDDING, config.hidden_size))
+    stream = decoder.stream(embed_tokens(decoder, ids))
     layers = range(config.num_hidden_layers)
     inputs = [decoder.layer(stream, f"transformer.layers.{layer}") for layer in layers]
     x = stream.value()
     layer_outputs = [*inputs[1:], x]
     rows = decoder.norm(graph.op("Gather", x, sample_rows), FINAL_NORM)
-    logits = decoder.linear.emit(rows, lm_head_name(config), config.hidden_size, config.vocab_size)
-    logits = graph.cast(logits, operators.onnx_type, TensorProto.FLOAT)
+    logits = emit_logits(decoder, rows)
     operators.output_drawn(graph, logits, config.vocab_size, with_edits=True)
     decoder.output_kv_rows()
     graph.output(logits, "logits", TensorProto.FLOAT, ["R", config.vocab_size])

@@ -36,7 +36,7 @@ class TensorRtOperators(PortableOperators):
         qkv_heads = graph.op("Reshape", qkv, graph.constant([-1, num_heads + 2 * num_kv_heads, size]))
         sizes = graph.constant([num_heads, num_kv_heads, num_kv_heads])
         q, k, v = graph.ops("Split", qkv_heads, sizes, outputs=3, axis=1)
-        cosines, sines = (  # [T, 1, D / 2]: the same for every head of a row
+        cosines, sines = (  # [T, 1, size / 2]: the same for every head of a row
             graph.op("Unsqueeze", graph.op("Gather", table, rotary.position_ids), graph.constant([1]))
             for table in (rotary.cosines, rotary.sines)
         )
@@ -44,9 +44,13 @@ class TensorRtOperators(PortableOperators):
         def rotate(x: str, norm: str | None) -> str:
             if norm is not None:
                 x = graph.op("RMSNormalization", x, norm, epsilon=epsilon)
+            rest = []
+            if rotary.size < size:
+                x, *rest = graph.ops("Split", x, graph.constant([rotary.size, size - rotary.size]), outputs=2, axis=2)
             wide = graph.cast(x, self.onnx_type, TensorProto.FLOAT)
-            rotated = self._rotate_halves(graph, wide, cosines, sines, size // 2)
-            return graph.cast(rotated, TensorProto.FLOAT, self.onnx_type)
+            rotated = self._rotate_halves(graph, wide, cosines, sines, rotary.size // 2)
+            rotated = graph.cast(rotated, TensorProto.FLOAT, self.onnx_type)
+            return graph.op("Concat", rotated, *rest, axis=2) if rest else rotated
 
         return rotate(q, norms.q if norms else None), rotate(k, norms.k if norms else None), v
 
@@ -66,7 +70,7 @@ class TensorRtOperators(PortableOperators):
         return emit_candidates(graph, logits, num_candidates)
 
     def _rotate_halves(self, graph: OnnxGraph, x: str, cosines: str, sines: str, half: int) -> str:
-        """Hugging Face's convention: element i turns with element i + D / 2. ``x [T, heads, D] float32``."""
+        """Hugging Face's convention: element i turns with element i + half. ``x [T, heads, 2 half] float32``."""
         first, second = graph.ops("Split", x, graph.constant([half, half]), outputs=2, axis=2)
 
         def product(a: str, b: str) -> str:

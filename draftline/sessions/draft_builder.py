@@ -24,8 +24,9 @@ from draftline.graphs.operators import Operators
 from draftline.graphs.target import EMBEDDING, LM_HEAD, DraftTaps, lm_head_name
 from draftline.sessions.batch_split import count_parameters
 from draftline.sessions.engine_config import DraftConfig, DraftMethod
-from draftline.sessions.engine_weights import CHECKPOINT_FILE, EngineWeights, read_engine_weights, rotary_entries
+from draftline.sessions.engine_weights import CHECKPOINT_FILE, EngineWeights, read_engine_weights
 from draftline.sessions.native_kernels import Kernels
+from draftline.sessions.rotary_weights import rotary_entries
 from draftline.speculation import TreeShape
 from draftline.tree_growth import needed_candidates
 
@@ -79,6 +80,7 @@ class DraftParts:
         if self.head is None or self.head.method == "medusa":
             return None
         borrowed: dict[str, TensorLocation] = {}
+        # As stored: what scales the target's rows (Gemma) or caps its logits is no part of published heads.
         if not self.head.owns_embedding:
             borrowed |= _renamed(target, EMBEDDING, eagle.EMBEDDING)
         if not self.head.owns_lm_head:
@@ -141,12 +143,15 @@ def _describe(
         raise BuildError(where, rule, f"{source.method} with {source.checkpoint}", "give a converted checkpoint")
     if source.checkpoint is None:
         return DraftParts(DraftConfig(source.method))
-    # A tree's deepest nodes stand behind the last position of a text.
-    num_positions = max_seq_len + tree.max_depth
     form = form._replace(weights_dtype=source.weights_dtype or form.weights_dtype)
     if source.method == "draft_model":
-        return _describe_model(index, source.checkpoint, target, tree, form, num_positions)
-    return _describe_head(index, source, source.checkpoint, target, tree, form, num_positions)
+        return _describe_model(index, source.checkpoint, target, tree, form, max_seq_len)
+    return _describe_head(index, source, source.checkpoint, target, tree, form, max_seq_len)
+
+
+def _rotary_entries(layers: CheckpointConfig, tree: TreeShape, max_seq_len: int) -> tuple[TensorEntry, ...]:
+    """A tree's deepest nodes stand behind the last position of a text."""
+    return rotary_entries(layers, max_seq_len, max_seq_len + tree.max_depth)
 
 
 def _describe_model(
@@ -155,7 +160,7 @@ def _describe_model(
     target: CheckpointConfig,
     tree: TreeShape,
     form: _Form,
-    num_positions: int,
+    max_seq_len: int,
 ) -> DraftParts:
     model = load_checkpoint_config(checkpoint)
     config = DraftConfig(
@@ -169,9 +174,7 @@ def _describe_model(
         num_parameters=count_parameters(model),
         weights_dtype=form.weights_dtype,
     )
-    first = rotary_entries(
-        model.head_size, model.rotary_base, model.rotary_scaling, model.max_position_embeddings, num_positions
-    )
+    first = _rotary_entries(model, tree, max_seq_len)
     weights = _read_weights(index, checkpoint, model.dtype, form, (EMBEDDING, LM_HEAD), first)
     return DraftParts(config, weights, model=model)
 
@@ -183,7 +186,7 @@ def _describe_head(
     target: CheckpointConfig,
     tree: TreeShape,
     form: _Form,
-    num_positions: int,
+    max_seq_len: int,
 ) -> DraftParts:
     head = load_head_config(checkpoint)
     if source.captured_layers:
@@ -212,9 +215,7 @@ def _describe_head(
             num_parameters=_count_head_parameters(head),
             weights_dtype=form.weights_dtype,
         )
-        first = rotary_entries(
-            head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
-        )
+        first = _rotary_entries(eagle.head_layers(head), tree, max_seq_len)
         outer = (eagle.EMBEDDING, eagle.LM_HEAD)
     weights = _read_weights(index, checkpoint, head.dtype, form, outer, first)
     return DraftParts(config, weights, head=head)

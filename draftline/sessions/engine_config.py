@@ -189,7 +189,8 @@ def load_engine_config(directory: Path) -> EngineConfig:
         document["captured_layers"] = tuple(document["captured_layers"])
     model = document.pop("model")
     _check_keys(model, _field_names(CheckpointConfig), f"{path}: model")
-    model["eos_token_ids"] = tuple(model["eos_token_ids"])
+    for name in ("eos_token_ids", "full_layers"):
+        model[name] = tuple(model[name])
     speculation = _read_speculation(document, path)
     tensorrt = _read_tensorrt(document.pop("tensorrt"), path)
     return EngineConfig(**document, model=CheckpointConfig(**model), **speculation, tensorrt=tensorrt)

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tensor_locations, write_safetensors
-from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
 from draftline.graphs.onnx_graph import TensorLocation
-from draftline.graphs.rotary import build_rotary_tables
 from draftline.quantization import (
     TILE,
     quantize_int4_blocks,
@@ -125,21 +123,6 @@ def _coded_entries(source: Path, dtype: str, form: GpuForm, outer: tuple[str, ..
         for index, (suffix, part_dtype, shape) in enumerate(parts):
             chunks = functools.partial(lambda names, index: [quantized(names)[index]], sources, index)
             yield TensorEntry(f"{stem}.weight_{suffix}", part_dtype, shape, chunks)
-
-
-def rotary_entries(
-    head_size: int,
-    base: float,
-    scaling: dict[str, Any] | None,
-    max_position_embeddings: int,
-    num_positions: int,
-) -> tuple[TensorEntry, ...]:
-    """Describe the rotary tables of a network; arguments as of ``build_rotary_tables``."""
-    tables = build_rotary_tables(head_size, base, scaling, max_position_embeddings, num_positions)
-    return tuple(
-        TensorEntry(name, "float32", table.shape, functools.partial(lambda values: [values], table))
-        for name, table in zip((ROTARY_COSINES, ROTARY_SINES), tables, strict=True)
-    )
 
 
 def _link(source: Path, destination: Path) -> None:

@@ -29,8 +29,9 @@ from draftline.sessions.engine_config import (
     draft_model_file,
     write_engine_config,
 )
-from draftline.sessions.engine_weights import CHECKPOINT_FILE, WEIGHTS_FILE, read_engine_weights, rotary_entries
+from draftline.sessions.engine_weights import CHECKPOINT_FILE, WEIGHTS_FILE, read_engine_weights
 from draftline.sessions.native_kernels import Kernels, WantedKernels, choose_kernels
+from draftline.sessions.rotary_weights import rotary_entries
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
 __all__ = ["CHECKPOINT_FILE", "MODEL_FILE", "WEIGHTS_FILE", "DraftSource", "build_engine"]
@@ -90,9 +91,7 @@ def build_engine(
         weights_dtype,
         chosen,
         outer=(EMBEDDING, LM_HEAD),
-        first=rotary_entries(
-            config.head_size, config.rotary_base, config.rotary_scaling, config.max_position_embeddings, max_seq_len
-        ),
+        first=rotary_entries(config, max_seq_len, max_seq_len),
         file=WEIGHTS_FILE,
         linked_file=CHECKPOINT_FILE,
         rounded_as=rounded_as,

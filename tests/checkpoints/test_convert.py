@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftline.checkpoints import safetensors_file
 from draftline.checkpoints.convert import convert_checkpoint
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.names import weight_map
@@ -69,7 +70,9 @@ def test_each_architecture_keeps_its_numbers(tmp_path: Path, architecture: Archi
     used = set()
     for target in weight_map(config):
         joined = np.concatenate([original[name] for name, _ in target.sources])
-        np.testing.assert_array_equal(converted[target.key], joined)
+        index, num_parts = target.part
+        part = np.split(joined, num_parts)[index] + np.float32(target.addend)
+        np.testing.assert_array_equal(converted[target.key], part)
         used |= {name for name, _ in target.sources}
     assert used == set(original)
 
@@ -87,6 +90,37 @@ def test_the_names_follow_tensorrt_llm(tmp_path: Path) -> None:
     assert names.index(f"{layer}.mlp.gate.weight") == names.index(f"{layer}.mlp.fc.weight") + 1
     raw = json.loads((tmp_path / "c" / "config.json").read_text())
     assert (raw["qwen_type"], raw["attn_bias"], raw["position_embedding_type"]) == ("qwen2", True, "rope_gpt_neox")
+
+
+def test_norms_that_add_one_do_so_once(tmp_path: Path) -> None:
+    """In float32, whatever the checkpoint's dtype: 1 + weight would lose what a 16-bit weight has."""
+    source = write_tiny_checkpoint(tmp_path / "s", "gemma3", dtype="bfloat16")
+    convert_checkpoint(source, tmp_path / "c", "bfloat16", ignore_progress)
+    original, converted = tensors_of(source), load_all(tmp_path / "c")
+    names = {
+        "transformer.ln_f": "model.norm",
+        "transformer.layers.1.post_layernorm": "model.layers.1.post_attention_layernorm",
+        "transformer.layers.0.pre_feedforward_layernorm": "model.layers.0.pre_feedforward_layernorm",
+        "transformer.layers.0.attention.k_layernorm": "model.layers.0.self_attn.k_norm",
+    }
+    for key, name in names.items():
+        stored = original[f"{name}.weight"].astype(numpy_dtype("bfloat16")).astype(np.float32)
+        assert converted[f"{key}.weight"].dtype == np.float32
+        np.testing.assert_array_equal(converted[f"{key}.weight"], stored + np.float32(1))
+    assert converted["transformer.layers.0.mlp.fc.weight"].dtype == numpy_dtype("bfloat16")
+
+
+def test_joined_projections_come_apart_where_a_chunk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up are halves of one tensor of Phi-3, whose chunks end anywhere."""
+    monkeypatch.setattr(safetensors_file, "CHUNK_BYTES", 4 * 1000)
+    source = write_tiny_checkpoint(tmp_path / "s", "phi3", intermediate_size=100)
+    convert_checkpoint(source, tmp_path / "c", "float32", ignore_progress)
+    original, converted = tensors_of(source), load_all(tmp_path / "c")
+    both = original["model.layers.1.mlp.gate_up_proj.weight"]
+    np.testing.assert_array_equal(converted["transformer.layers.1.mlp.fc.weight"], both[:100])
+    np.testing.assert_array_equal(converted["transformer.layers.1.mlp.gate.weight"], both[100:])
+    qkv = original["model.layers.1.self_attn.qkv_proj.weight"]
+    np.testing.assert_array_equal(converted["transformer.layers.1.attention.qkv.weight"], qkv)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -278,6 +312,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 WITH_SMALL_FILES = """
 import resource, sys
 from pathlib import Path
+from draftline.checkpoints import safetensors_file
 from draftline.checkpoints.convert import convert_checkpoint
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -311,6 +346,7 @@ def write_large_checkpoint(directory: Path, layers: int, dtype: str = "float32")
 MEASURE_MEMORY = """
 import sys
 from pathlib import Path
+from draftline.checkpoints import safetensors_file
 from draftline.checkpoints.convert import convert_checkpoint
 
 def resident_bytes(key):

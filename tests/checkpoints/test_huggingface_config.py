@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.huggingface_config import parse_huggingface_config
-from draftline.checkpoints.json_object import JsonObject
+from draftline.checkpoints.json_object import JsonObject, load_json
+from draftline.checkpoints.trtllm import parse_config, write_checkpoint_config
 from draftline.errors import CheckpointError
 
 LLAMA: dict[str, Any] = {
@@ -26,6 +28,23 @@ LLAMA: dict[str, Any] = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
 QWEN2 = MISTRAL | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = MISTRAL | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32}
+GEMMA3 = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 2,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0 + i for i in range(6)]}
+PHI4_MINI = LLAMA | {
+    "architectures": ["Phi3ForCausalLM"],
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": LONGROPE,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -96,10 +115,13 @@ def test_windows() -> None:
     switched = QWEN2 | {"use_sliding_window": True, "sliding_window": 128}
     assert parse(switched | {"max_window_layers": 0}).sliding_window == 128
     assert parse(switched | {"max_window_layers": 4}).sliding_window is None
-    with pytest.raises(CheckpointError, match="all layers attend to one window"):
-        parse(switched | {"max_window_layers": 2})
-    with pytest.raises(CheckpointError, match="all layers attend to one window"):
-        parse(switched | {"layer_types": ["full_attention", "sliding_attention"] * 2})
+    some = parse(switched | {"max_window_layers": 2})
+    assert (some.sliding_window, some.full_layers) == (128, (0, 1))
+    assert [some.window(layer) for layer in range(4)] == [0, 0, 128, 128]
+    mixed = {"layer_types": ["full_attention", "sliding_attention"] * 2}
+    assert parse(switched | mixed).full_layers == (0, 2)
+    assert parse(MISTRAL | {"architectures": ["MinistralForCausalLM"]} | mixed).full_layers == (0, 2)
+    assert parse(MISTRAL | {"layer_types": ["sliding_attention"] * 4}).sliding_window == 4096
 
 
 def test_end_ids_come_from_the_generation_config_first() -> None:
@@ -110,12 +132,92 @@ def test_end_ids_come_from_the_generation_config_first() -> None:
     assert parse(LLAMA).eos_token_ids == ()
 
 
+def test_gemma_takes_what_its_class_adds() -> None:
+    config = parse(GEMMA3)
+    assert (config.hidden_act, config.post_norms, config.qk_norm) == ("gelu_pytorch_tanh", True, True)
+    assert (config.embedding_scale, config.query_pre_attn_scalar) == (8.0, 256.0)
+    assert config.share_embedding_table, "its class ties them where the key is absent"
+    assert not parse(GEMMA3 | {"tie_word_embeddings": False}).share_embedding_table
+    assert (config.sliding_window, config.full_layers) == (512, (1, 3))
+    assert (config.rotary_base, config.local_rotary_base) == (1e6, 1e4)
+    assert (config.attention_softcap, config.logit_softcap) == (None, None)
+    assert parse(GEMMA3 | {"final_logit_softcapping": 30.0}).logit_softcap == 30.0
+    without = {key: value for key, value in GEMMA3.items() if key != "sliding_window_pattern"}
+    assert parse(without | {"num_hidden_layers": 7}).full_layers == (5,), "each sixth"
+
+
+def test_gemma_scales_embeddings_as_its_dtype_can() -> None:
+    raw = JsonObject(Path("config.json"), GEMMA3 | {"hidden_size": 640})
+    scales = [parse_huggingface_config(raw, None, dtype).embedding_scale for dtype in ("float32", "bfloat16")]
+    assert scales == [float(np.float32(640**0.5)), 25.25]
+
+
+def test_both_spellings_of_windowed_rotary_parameters_agree() -> None:
+    before = parse(GEMMA3 | {"rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": LLAMA3_ROPE})
+    nested = {
+        "full_attention": LLAMA3_ROPE | {"rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    assert parse(GEMMA3 | {"rope_parameters": nested}) == before
+    assert (before.rotary_base, before.local_rotary_base, before.rotary_scaling) == (2e6, 5e3, LLAMA3_ROPE)
+
+
+def test_phi_turns_a_part_of_its_heads_by_lists_of_factors() -> None:
+    config = parse(PHI4_MINI)
+    lists = {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
+    expected = {"rope_type": "longrope", "original_max_position_embeddings": 4096.0, **lists}
+    assert (config.rotary_fraction, config.rotary_size, config.rotary_scaling) == (0.75, 12, expected)
+    for name in ("su", "yarn"):
+        assert parse(PHI4_MINI | {"rope_scaling": LONGROPE | {"type": name}}) == config
+
+
+@pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA3, PHI4_MINI], ids=lambda raw: raw["architectures"][0])
+def test_a_converted_checkpoint_says_the_same(tmp_path: Path, raw: dict[str, Any]) -> None:
+    config = parse(raw)
+    write_checkpoint_config(tmp_path / "config.json", config)
+    assert parse_config(load_json(tmp_path / "config.json")) == config
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": (LLAMA | {"architectures": ["GemmaForCausalLM"]}, r'architectures is one of .*; got \["Gemma'),
+    "architecture": (LLAMA | {"architectures": ["NewForCausalLM"]}, r'architectures is one of .*; got \["New.*llmapi'),
+    "sinks": (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM has attention sinks"),
+    "images": (LLAMA | {"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForCausalLM is its model of text"),
+    "two": (LLAMA | {"architectures": ["LlamaForCausalLM", "PhiForCausalLM"]}, "PhiForCausalLM has layer norms"),
+    "both ways": (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is false"),
+    "gelu": (GEMMA3 | {"hidden_activation": "gelu"}, 'hidden_activation is "gelu_pytorch_tanh"'),
+    "layers of a Mistral": (
+        MISTRAL | {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        r"layer_types is absent in a mistral.*MinistralForCausalLM",
+    ),
+    "kind of layer": (
+        QWEN2 | {"layer_types": ["chunked_attention"] * 4},
+        "layer_types is a list of 4 times full_attention or sliding_attention",
+    ),
+    "number of layers": (GEMMA3 | {"layer_types": ["full_attention"]}, "layer_types is a list of 4"),
+    "no window": (GEMMA3 | {"sliding_window": None}, "sliding_window is a length where layers have windows"),
+    "local scaling": (
+        GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "sliding_attention.rope_type",
+    ),
+    "kinds of rope": (GEMMA3 | {"rope_parameters": {"chunked_attention": {}}}, "one mapping"),
+    "query scale": (
+        {key: value for key, value in GEMMA3.items() if key != "query_pre_attn_scalar"},
+        "query_pre_attn_scalar is a positive number; got nothing",
+    ),
+    "longrope length": (
+        PHI4_MINI | {"original_max_position_embeddings": None},
+        "original_max_position_embeddings is a positive number; got nothing",
+    ),
+    "longrope factors": (
+        PHI4_MINI | {"rope_scaling": LONGROPE | {"long_factor": [1.0]}},
+        'long_factor is a list of 6 positive numbers; got "1 values"',
+    ),
+    "partial of Phi": (PHI4_MINI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1 or less"),
+    "odd partial": (PHI4_MINI | {"partial_rotary_factor": 0.6}, "even"),
     "model type": ({"model_type": "gpt2"}, "gpt2"),
     "quantised": (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "activation": (LLAMA | {"hidden_act": "gelu"}, "hidden_act"),
-    "longrope": (LLAMA | {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+    "unknown rope": (LLAMA | {"rope_scaling": {"rope_type": "proportional"}}, "proportional"),
     "rope key": (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 3}}, "unknown keys alpha"),
     "rope factor": (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "factor is a positive number; got nothing"),
     "rope per layer": (LLAMA | {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one mapping"),

@@ -44,7 +44,7 @@ def rotary_session(shape: Shape, operators: Operators, num_threads: int = 1) -> 
     graph, (num_heads, num_kv_heads, size) = OnnxGraph(), shape.heads
     qkv = graph.input("qkv", TensorProto.FLOAT, ["T", (num_heads + 2 * num_kv_heads) * size])
     cosines, sines = (graph.input(name, TensorProto.FLOAT, ["P", size // 2]) for name in ("cosines", "sines"))
-    rotary = Rotary(cosines, sines, graph.input("position_ids", TensorProto.INT32, ["T"]))
+    rotary = Rotary(cosines, sines, graph.input("position_ids", TensorProto.INT32, ["T"]), size)
     norms = None
     if shape.has_norms:
         norms = HeadNorms(*(graph.input(f"{x}_norm", TensorProto.FLOAT, [size]) for x in "qk"))
@@ -143,7 +143,9 @@ def test_shapes_that_do_not_fit_are_refused(name: str, wrong: NDArray[Any], mess
     types = {"qkv": TensorProto.FLOAT, "position_ids": TensorProto.INT32}
     dims = {"qkv": ["T", "Q"], "cosines": ["P", "C"], "sines": ["S", "D"], "position_ids": ["N"]}
     names = [graph.input(x, types.get(x, TensorProto.FLOAT), dims[x]) for x in dims]
-    q, _, _ = NATIVE.rotated_heads(graph, names[0], SMOLLM2.heads, Rotary(*names[1:]), None, 1e-5)
+    q, _, _ = NATIVE.rotated_heads(
+        graph, names[0], SMOLLM2.heads, Rotary(*names[1:], SMOLLM2.heads.head_size), None, 1e-5
+    )
     graph.output(q, "q_heads", TensorProto.FLOAT, ["N", 9, 64])
     inputs = rotary_inputs(SMOLLM2, 3, 0) | {name: wrong}
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=message):
@@ -163,7 +165,7 @@ def test_heads_of_odd_and_impossible_sizes_are_refused(heads: Heads, message: st
     qkv = graph.input("qkv", TensorProto.FLOAT, ["T", "Q"])
     tables = (graph.input(name, TensorProto.FLOAT, ["P", "C"]) for name in ("cosines", "sines"))
     positions = graph.input("position_ids", TensorProto.INT32, ["T"])
-    q, _, _ = NATIVE.rotated_heads(graph, qkv, heads, Rotary(*tables, positions), None, 1e-5)
+    q, _, _ = NATIVE.rotated_heads(graph, qkv, heads, Rotary(*tables, positions, heads.head_size), None, 1e-5)
     graph.output(q, "q_heads", TensorProto.FLOAT, ["T", "H", "D"])
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException, match=message):
         open_session(graph.model("rotary", []))

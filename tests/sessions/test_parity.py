@@ -31,6 +31,18 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+SWITCHED = {"use_sliding_window": True, "sliding_window": 16}
+SOME_WINDOWS = {"extra_config": SWITCHED | {"max_window_layers": 1}}
+
+
+def phi4_mini(original_length: int) -> dict[str, Any]:
+    """Engines are for 256 tokens: of a shorter original length they have the factors of long texts."""
+    factors = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [1.0 + 0.7 * i for i in range(6)]}
+    return {
+        "tie": True,
+        "rope_scaling": {"type": "longrope", **factors},
+        "extra_config": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": original_length},
+    }
 
 
 class Case(NamedTuple):
@@ -67,6 +79,29 @@ CASES = {
     "qwen3": Case("qwen3"),
     "qwen3-tied": Case("qwen3", {"tie": True, "head_dim": 32}),
     "qwen3-bias": Case("qwen3", {"extra_config": {"attention_bias": True}, "head_dim": 48}),
+    "qwen2-some-windows": Case("qwen2", SOME_WINDOWS, prompt_length=70),
+    "qwen3-listed-windows": Case(
+        "qwen3",
+        {"extra_config": SWITCHED | {"layer_types": ["sliding_attention", "full_attention"]}, "head_dim": 32},
+        prompt_length=70,
+    ),
+    "ministral": Case(
+        "ministral",
+        {"extra_config": {"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]}},
+        prompt_length=70,
+    ),
+    "gemma": Case("gemma", {"tie": True, "head_dim": 24}),
+    "gemma3": Case("gemma3", {"tie": True, "head_dim": 24, "num_layers": 3}, prompt_length=70),
+    "gemma3-linear": Case(
+        "gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "num_layers": 3}, prompt_length=70
+    ),
+    "gemma3-softcap": Case("gemma3", {"extra_config": {"final_logit_softcapping": 5.0, "attention_bias": True}}),
+    "phi3": Case("phi3", {"head_dim": 16}),
+    "phi3-window": Case("phi3", {"head_dim": 16, "extra_config": {"sliding_window": 20}}, prompt_length=70),
+    "phi4-mini": Case("phi3", phi4_mini(256)),
+    "phi4-mini-long": Case("phi3", phi4_mini(128), prompt_length=150),
+    "gemma3-bfloat16": Case("gemma3", {"tie": True}, dtype="bfloat16"),
+    "phi3-float16": Case("phi3", dtype="float16"),
     "llama-bfloat16": Case("llama", dtype="bfloat16"),
     "llama-float16": Case("llama", {"tie": True}, dtype="float16"),
     "qwen2-bfloat16": Case("qwen2", dtype="bfloat16"),

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 from draftline.checkpoints.draft_config import FeatureNorm, HeadConfig, HeadMethod
 from draftline.checkpoints.dtypes import EXPONENT_BITS
-from draftline.checkpoints.huggingface_config import ROPE_TYPES
+from draftline.checkpoints.huggingface_rotary import ROPE_TYPES
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE
 from draftline.errors import CheckpointError

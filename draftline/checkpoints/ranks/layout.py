@@ -20,6 +20,7 @@ from draftline.errors import CheckpointError
 
 DRAFT_PREFIX = "draft:"  # of the names of a converted head's tensors among those of the target's source
 MAX_NON_LEAVES_PER_LAYER = 10  # the converter's default
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.")
 
@@ -134,6 +135,13 @@ def check_layout(layout: Layout) -> None:
         CheckpointError: a size does not divide by the ranks, or the network is not one that its builder knows.
     """
     config, mapping, speculation = layout.config, layout.mapping, layout.speculation
+    elsewhere = "set engine.route to llmapi, or engine.backend to onnxruntime"
+    if config.architecture not in ARCHITECTURES:
+        rule = f"checkpoints of trtllm-build are written for {', '.join(ARCHITECTURES)}"
+        raise CheckpointError("target", rule, config.architecture, elsewhere)
+    if config.full_layers:
+        rule = "TensorRT-LLM's network gives all layers one attention window"
+        raise CheckpointError("target", rule, f"layers {list(config.full_layers)} without one", elsewhere)
     is_qwen = config.architecture.startswith("Qwen")
     if config.dense_bias and is_qwen:
         rule = f"TensorRT-LLM's network of {config.architecture} has no bias behind attention"

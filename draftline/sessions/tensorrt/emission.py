@@ -25,9 +25,9 @@ from draftline.sessions.engine_weights import (
     CHECKPOINT_FILE,
     WEIGHTS_FILE,
     read_engine_weights,
-    rotary_entries,
 )
 from draftline.sessions.gpu_weight_forms import STORED_AS
+from draftline.sessions.rotary_weights import rotary_entries
 from draftline.sessions.tensorrt.profiles import Profile, StepLimits, draft_profiles, target_profiles
 from draftline.speculation import TreeShape
 
@@ -104,9 +104,7 @@ def emit_graphs(
         stored,
         "onnxruntime",
         outer=(EMBEDDING, LM_HEAD),
-        first=rotary_entries(
-            config.head_size, config.rotary_base, config.rotary_scaling, config.max_position_embeddings, num_positions
-        ),
+        first=rotary_entries(config, limits.max_seq_len, num_positions),
         file=WEIGHTS_FILE,
         linked_file=CHECKPOINT_FILE,
         rounded_as=rounded_as,
