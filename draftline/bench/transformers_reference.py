@@ -17,7 +17,10 @@ from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.optional_package import import_optional
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.checkpoints.trtllm import WEIGHTS_FILE, load_checkpoint_config
-from draftline.errors import MissingPackageError
+from draftline.errors import CheckpointError, MissingPackageError
+
+# Those whose configuration classes take the fields of ours as they are.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 _PIP_LINE = "pip install 'draftline[bench]' 'transformers>=5'"
 
@@ -28,7 +31,8 @@ class TransformersReference:
     def __init__(self, checkpoint: Path) -> None:
         """Load a converted checkpoint (``builds/NAME/checkpoint``).
 
-        Raises: CheckpointError if it is none, MissingPackageError without torch and transformers 5.
+        Raises: CheckpointError if it is none or of an architecture that is not among ``ARCHITECTURES``,
+            MissingPackageError without torch and transformers 5.
         """
         self._torch = import_optional("torch", "the transformers reference", _PIP_LINE)
         self._transformers = import_optional("transformers", "the transformers reference", _PIP_LINE)
@@ -36,6 +40,10 @@ class TransformersReference:
         if int(version.split(".")[0]) < 5:  # before, configurations had no rope_parameters and would ignore them
             raise MissingPackageError("the transformers reference", "needs transformers >= 5", version, _PIP_LINE)
         config = load_checkpoint_config(checkpoint)
+        if config.architecture not in ARCHITECTURES or config.full_layers:
+            got = f"{config.architecture}, layers {list(config.full_layers)} without its window"
+            rule = f"the transformers reference is one of {', '.join(ARCHITECTURES)}, whose layers are alike"
+            raise CheckpointError(checkpoint, rule, got, "measure a target of one of these")
         model = self._transformers.AutoModelForCausalLM.from_config(
             self._build_config(config), dtype=self._torch.float32
         )

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
-from draftline.graphs.operators import PORTABLE, HeadNorms, Heads, Rotary
+from draftline.graphs.operators import HeadNorms, Heads, Rotary
 from draftline.graphs.sampler import EditInputs, output_sampled_ids
 from draftline.graphs.step_inputs import SamplingInputs
 
@@ -29,8 +29,6 @@ class NativeOperators:
     def rotated_heads(
         self, graph: OnnxGraph, qkv: str, heads: Heads, rotary: Rotary, norms: HeadNorms | None, epsilon: float
     ) -> tuple[str, str, str]:
-        if rotary.size != heads.head_size:
-            return PORTABLE.rotated_heads(graph, qkv, heads, rotary, norms, epsilon)
         q, k, v = graph.ops(
             "RotatedHeads",
             qkv,
@@ -51,7 +49,7 @@ class NativeOperators:
         return graph.op("SiluGate", both, domain=DRAFTLINE)
 
     def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
-        return PORTABLE.gelu_gate(graph, both, size)
+        return graph.op("GeluGate", both, domain=DRAFTLINE)
 
     def sample(
         self, graph: OnnxGraph, logits: str, sampling: SamplingInputs, edits: EditInputs | None, vocab_size: int

@@ -28,19 +28,25 @@ void check_shape(const Tensor& tensor, const char* name, std::initializer_list<i
   throw Error(rule);
 }
 
-}  // namespace
+using GateKernel = void (*)(const float* gate, const float* up, float* out, size_t count);
 
-void SiluGate::compute(Call& call) const {
+void gate_rows(Call& call, GateKernel kernel) {
   const Tensor both = call.input(0);
   if (both.num_dims != 2 || both.dims[1] % 2 != 0) throw Error("the input is a matrix of two equal halves");
   const int64_t num_rows = both.dims[0], size = both.dims[1] / 2;
   float* out = call.output<float>(0, std::array{num_rows, size});
   if (size == 0) return;
-  for_rows(call, num_rows, size, [&, kernel = kernels()->silu_gate](int64_t t) {
+  for_rows(call, num_rows, size, [&](int64_t t) {
     const float* gate = both.as<float>() + 2 * size * t;
     kernel(gate, gate + size, out + size * t, static_cast<size_t>(size));
   });
 }
+
+}  // namespace
+
+void SiluGate::compute(Call& call) const { gate_rows(call, kernels()->silu_gate); }
+
+void GeluGate::compute(Call& call) const { gate_rows(call, kernels()->gelu_gate); }
 
 void AddNorm::compute(Call& call) const {
   const Tensor x = call.input(0), y = call.input(1), weight = call.input(2);
@@ -69,10 +75,13 @@ RotatedHeads::RotatedHeads(const Attributes& attributes)
 void RotatedHeads::compute(Call& call) const {
   const Tensor qkv = call.input(0), cosines = call.input(1), sines = call.input(2), position_ids = call.input(3);
   const Tensor q_norm = call.input(4), k_norm = call.input(5);
-  const int64_t num_rows = position_ids.dims[0], num_positions = cosines.dims[0], half = size_ / 2;
+  const int64_t num_rows = position_ids.dims[0], num_positions = cosines.dims[0], half = cosines.dims[1];
   const int64_t q_size = num_heads_ * size_, kv_size = num_kv_heads_ * size_, qkv_size = q_size + 2 * kv_size;
   check_shape(position_ids, "position_ids", {num_rows});
   check_shape(qkv, "qkv", {num_rows, qkv_size});
+  if (half < 1 || 2 * half > size_) {
+    throw Error("cosines have 1 to " + std::to_string(size_ / 2) + " columns; got " + std::to_string(half));
+  }
   check_shape(cosines, "cosines", {num_positions, half});
   check_shape(sines, "sines", {num_positions, half});
   if (q_norm.is_given() != k_norm.is_given()) throw Error("q_norm and k_norm are both given or neither");
@@ -95,8 +104,8 @@ void RotatedHeads::compute(Call& call) const {
     const float* cosine = cosines.as<float>() + positions[t] * half;
     const float* sine = sines.as<float>() + positions[t] * half;
     const auto rotate = [&](const float* heads, int64_t count, const Tensor& norm, float* out) {
-      kernel(heads, static_cast<size_t>(count), static_cast<size_t>(half), cosine, sine, norm.as<float>(), epsilon_,
-             out);
+      kernel(heads, static_cast<size_t>(count), static_cast<size_t>(size_), static_cast<size_t>(half), cosine, sine,
+             norm.as<float>(), epsilon_, out);
     };
     rotate(row, num_heads_, q_norm, q + t * q_size);
     rotate(row + q_size, num_kv_heads_, k_norm, k + t * kv_size);

@@ -16,6 +16,17 @@ struct SiluGate {
   void compute(Call& call) const;
 };
 
+// GeluGate(both [T, 2 F]) -> out [T, F]: gelu(both[:, :F]) * both[:, F:]; of GELU its approximation by tanh.
+struct GeluGate {
+  static constexpr const char* kName = "GeluGate";
+  static constexpr ort::ElementType kInputs[] = {ort::kFloat};
+  static constexpr ort::ElementType kOutputs[] = {ort::kFloat};
+  static constexpr size_t kNumRequired = 1;
+
+  explicit GeluGate(const Attributes&) {}
+  void compute(Call& call) const;
+};
+
 // AddNorm(x, y [T, size], weight [size]) -> sum [T, size]: x + y; normed [T, size]: sum * weight / rms(sum).
 class AddNorm {
  public:
@@ -31,8 +42,8 @@ class AddNorm {
   float epsilon_;
 };
 
-// RotatedHeads(qkv [T, (H + 2 K) D], cosines, sines [positions, D / 2], position_ids [T], q_norm, k_norm [D])
-// -> q [T, H, D], k, v [T, K, D]. Element i of a head is rotated with element i + D / 2.
+// RotatedHeads(qkv [T, (H + 2 K) D], cosines, sines [positions, half], position_ids [T], q_norm, k_norm [D])
+// -> q [T, H, D], k, v [T, K, D]. Element i < half of a head is rotated with element i + half; 2 half is D at most.
 class RotatedHeads {
  public:
   static constexpr const char* kName = "RotatedHeads";

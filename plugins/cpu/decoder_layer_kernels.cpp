@@ -27,16 +27,27 @@ void norm(const float* x, size_t size, const float* weight, float epsilon, float
   }
 }
 
-}  // namespace
-
-void silu_gate(const float* gate, const float* up, float* out, size_t count) {
+// out = gate * sigmoid(argument(gate)) * up.
+template <typename Argument>
+void sigmoid_gate(const float* gate, const float* up, float* out, size_t count, const Argument& argument) {
   const F16 one = set(1.0f);
   for (size_t i = 0; i < count; i += kLanes) {
     const int n = lanes_left(i, count);
     const F16 g = load_first(gate + i, n);
-    const F16 sigmoid = div(one, add(one, exp(sub(set(0.0f), g))));
+    const F16 sigmoid = div(one, add(one, exp(sub(set(0.0f), argument(g)))));
     store_first(out + i, mul(mul(g, sigmoid), load_first(up + i, n)), n);
   }
+}
+
+}  // namespace
+
+void silu_gate(const float* gate, const float* up, float* out, size_t count) {
+  sigmoid_gate(gate, up, out, count, [](F16 g) { return g; });
+}
+
+void gelu_gate(const float* gate, const float* up, float* out, size_t count) {
+  const F16 slope = set(1.5957691216057308f), cubic = set(0.071354816272600248f);  // 2 sqrt(2 / pi), 0.044715 of it
+  sigmoid_gate(gate, up, out, count, [&](F16 g) { return mul(g, fma(mul(g, g), cubic, slope)); });
 }
 
 void add_norm(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
@@ -48,13 +59,18 @@ void add_norm(const float* x, const float* y, size_t size, const float* weight, 
   norm(total, size, weight, epsilon, normed);
 }
 
-void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
-                  const float* norm_weight, float epsilon, float* out) {
-  for (size_t head = 0; head < num_heads; ++head, heads += 2 * half, out += 2 * half) {
+void rotate_heads(const float* heads, size_t num_heads, size_t size, size_t half, const float* cosines,
+                  const float* sines, const float* norm_weight, float epsilon, float* out) {
+  for (size_t head = 0; head < num_heads; ++head, heads += size, out += size) {
     const float* x = heads;
     if (norm_weight != nullptr) {
-      norm(heads, 2 * half, norm_weight, epsilon, out);
+      norm(heads, size, norm_weight, epsilon, out);
       x = out;
+    } else {
+      for (size_t i = 2 * half; i < size; i += kLanes) {
+        const int n = lanes_left(i, size);
+        store_first(out + i, load_first(heads + i, n), n);
+      }
     }
     for (size_t i = 0; i < half; i += kLanes) {
       const int n = lanes_left(i, half);

@@ -34,14 +34,18 @@ struct Kernels {
   // out[i] = silu(gate[i]) * up[i].
   void (*silu_gate)(const float* gate, const float* up, float* out, size_t count);
 
+  // out[i] = gelu(gate[i]) * up[i]; gelu(x) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), its approximation by tanh.
+  void (*gelu_gate)(const float* gate, const float* up, float* out, size_t count);
+
   // total = x + y, normed = total * weight / rms(total).
   void (*add_norm)(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
                    float* normed);
 
-  // Rotates heads of `2 * half` elements: out[i] = x[i] cosines[i] - x[i + half] sines[i], out[i + half] = x[i + half]
-  // cosines[i] + x[i] sines[i]. x is a head, or its RMS norm where there is a norm_weight.
-  void (*rotate_heads)(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
-                       const float* norm_weight, float epsilon, float* out);
+  // Rotates the first `2 * half` elements of heads of `size`: out[i] = x[i] cosines[i] - x[i + half] sines[i],
+  // out[i + half] = x[i + half] cosines[i] + x[i] sines[i]; out is x behind them. x is a head, or its RMS norm where
+  // there is a norm_weight.
+  void (*rotate_heads)(const float* heads, size_t num_heads, size_t size, size_t half, const float* cosines,
+                       const float* sines, const float* norm_weight, float epsilon, float* out);
 
   // maxima[i] = the largest logit of block i. Returns a sum of all logits: NaN where one is.
   float (*block_maxima)(const float* logits, size_t count, float* maxima);
@@ -92,10 +96,11 @@ extern const Kernels kKernels;
 #if defined(DRAFTLINE_ISA)
 namespace draftline::DRAFTLINE_ISA {
 void silu_gate(const float* gate, const float* up, float* out, size_t count);
+void gelu_gate(const float* gate, const float* up, float* out, size_t count);
 void add_norm(const float* x, const float* y, size_t size, const float* weight, float epsilon, float* total,
               float* normed);
-void rotate_heads(const float* heads, size_t num_heads, size_t half, const float* cosines, const float* sines,
-                  const float* norm_weight, float epsilon, float* out);
+void rotate_heads(const float* heads, size_t num_heads, size_t size, size_t half, const float* cosines,
+                  const float* sines, const float* norm_weight, float epsilon, float* out);
 float block_maxima(const float* logits, size_t count, float* maxima);
 void block_weights(const float* logits, size_t count, const Softmax& softmax, float* weights);
 void block_buckets(const float* logits, size_t count, const Buckets& range, int32_t* buckets);

@@ -64,6 +64,7 @@ ort::Status* create_domain(const ort::Api& api, ort::CustomOpDomain** out) {
   // clang-format off
   const ort::CustomOp* const ops[] = {
       describe<SiluGate>(),
+      describe<GeluGate>(),
       describe<AddNorm>(),
       describe<RotatedHeads>(),
       describe<Linear>(),

@@ -12,6 +12,7 @@ extern const Kernels kKernels;
 const Kernels kKernels = {
     DRAFTLINE_NAME(DRAFTLINE_ISA),
     silu_gate,
+    gelu_gate,
     add_norm,
     rotate_heads,
     block_maxima,

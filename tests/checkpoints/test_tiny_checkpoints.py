@@ -42,15 +42,27 @@ def test_transformers_loads_them_whole(tmp_path: Path, architecture: Architectur
     assert 0.5 < float(logits.std()) < 5.0
 
 
-@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"] if scaling else "default")
-@pytest.mark.parametrize("architecture", CLASS_NAMES)
+@pytest.mark.parametrize(
+    ("architecture", "scaling"),
+    # The class of Phi-3 takes longrope alone.
+    [(name, scaling) for name in CLASS_NAMES for scaling in SCALINGS if scaling is None or name != "phi3"],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else value or "default",
+)
 def test_configurations_agree(tmp_path: Path, architecture: Architecture, scaling: dict[str, Any] | None) -> None:
     write_tiny_checkpoint(tmp_path, architecture, rope_scaling=scaling, rope_theta=5e4, head_dim=24)
     reference = transformers.AutoConfig.from_pretrained(tmp_path)
     config = open_source(tmp_path, "float32").config
     rotary = dict(reference.rope_parameters)
+    if architecture == "gemma3":
+        local = rotary["sliding_attention"]
+        assert local == {"rope_type": "default", "rope_theta": config.local_rotary_base}
+        rotary = dict(rotary["full_attention"])
+    assert rotary.pop("partial_rotary_factor", 1.0) == config.rotary_fraction
     assert rotary.pop("rope_theta") == config.rotary_base
     assert (None if rotary == {"rope_type": "default"} else rotary) == config.rotary_scaling
     assert (reference.head_dim if architecture != "qwen2" else 24) == config.head_size
     assert reference.num_key_value_heads == config.num_key_value_heads
-    assert reference.sliding_window is config.sliding_window if architecture != "llama" else True
+    assert getattr(reference, "sliding_window", None) == config.sliding_window
+    kinds = getattr(reference, "layer_types", None) or []
+    if config.sliding_window is not None and kinds:
+        assert tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention") == config.full_layers
