@@ -40,7 +40,7 @@ def test_logits_and_answers_are_the_originals(tmp_path: Path, architecture: Arch
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "source", "gemma3")
     convert_checkpoint(source, tmp_path / "converted", "float32", lambda done, total: None)
-    with pytest.raises(CheckpointError, match="the transformers reference is one of .* got Gemma3ForCausalLM"):
+    with pytest.raises(CheckpointError, match=r"the transformers reference is one of .* got Gemma3ForCausalLM"):
         TransformersReference(tmp_path / "converted")
 
 

@@ -24,6 +24,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "llama": {"loudness": 0.25},
     "qwen2": {"architecture": "qwen2", "seed": 2, "loudness": 0.3},
     "window": {"architecture": "mistral", "seed": 3, "loudness": 0.4, "extra_config": {"sliding_window": 24}},
+    "gemma3": {"architecture": "gemma3", "seed": 6, "loudness": 0.3},
     "mha": {"kv_heads": 4, "seed": 4, "loudness": 0.4},
     "few_tokens": {"vocab_size": 6, "seed": 5, "loudness": 1.0},
 }

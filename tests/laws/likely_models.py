@@ -20,6 +20,7 @@ from tests.tiny_drafts import write_draft, write_tiny_eagle1, write_tiny_eagle3,
 
 Tensors = dict[str, NDArray[Any]]
 _WHAT_LAYERS_ADD = ("o_proj.weight", "down_proj.weight")
+_WHAT_GEMMA_ADDS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")  # 1 + these
 
 
 def write_murmuring_target(
@@ -33,6 +34,8 @@ def write_murmuring_target(
     for name in tensors:
         if name.endswith(_WHAT_LAYERS_ADD):
             tensors[name] = tensors[name] * np.float32(loudness)
+        elif architecture == "gemma3" and name.endswith(_WHAT_GEMMA_ADDS):
+            tensors[name] = np.float32(loudness) * (1 + tensors[name]) - 1
     write_weights(directory, tensors, "float32")
     return directory
 
@@ -118,8 +121,10 @@ def write_likely_medusa(directory: Path, target: Path, *, num_heads: int = 4) ->
 
 
 def target_norm(target: Path) -> NDArray[np.float32]:
+    """What the target's last norm multiplies by."""
     norm: NDArray[np.float32] = load_file(target / "model.safetensors")["model.norm.weight"]
-    return norm
+    is_gemma = json.loads((target / "config.json").read_text())["model_type"].startswith("gemma")
+    return norm + 1 if is_gemma else norm
 
 
 def _cut_tokenizer(path: Path, vocab_size: int) -> None:

@@ -69,12 +69,13 @@ def test_texts_are_plain_where_blocks_are_short(engines: Engines, drafts: str, s
     raise AssertionError("no seed led to a preemption and a prefix found again")
 
 
-@pytest.mark.parametrize("target", ["qwen2", "window", "mha"])
+@pytest.mark.parametrize("target", ["qwen2", "window", "mha", "gemma3"])
 @pytest.mark.parametrize(
     ("drafts", "shape"), [("nearly", DYNAMIC), ("eagle1", CHAIN), ("ngram+eagle3", AUTO), ("medusa", STATIC)]
 )
 def test_texts_of_other_architectures_are_plain(engines: Engines, target: str, drafts: str, shape: TreeShape) -> None:
-    """Biases, a sliding window of 24 tokens (within a tree's reach, and far behind), as many key heads as heads."""
+    """Biases, a sliding window of 24 tokens (within a tree's reach, and far behind), as many key heads as heads; norms
+    behind both, layers with the window and without, the embedding scaled for the target alone."""
     random = Random(f"{target} {drafts}")
     requests = make_requests(random, 10, max_prompt=130, max_tokens=60)
     plain = engines.open(target).serve().run_all(requests)
@@ -83,6 +84,7 @@ def test_texts_of_other_architectures_are_plain(engines: Engines, target: str, d
     for name, expected in plain.items():
         assert_said_plainly(traffic.said(name), expected)
     assert statistics.num_preemptions > 0
+    assert statistics.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(

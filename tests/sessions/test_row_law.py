@@ -37,13 +37,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "wide": {"hidden_size": 512, "heads": 4, "kv_heads": 2, "head_dim": 256},
     "thirds": {"hidden_size": 144, "intermediate_size": 336, "vocab_size": 500, "heads": 9, "kv_heads": 3, "tie": True},
 }
+# Their networks meet one dtype each.
+GEMMA3: dict[str, Any] = {
+    "architecture": "gemma3",
+    "head_dim": 24,
+    "num_layers": 3,
+    "tie": True,
+    "extra_config": {"final_logit_softcapping": 6.0},
+}
+PHI4_MINI: dict[str, Any] = {"architecture": "phi3", "head_dim": 32, "extra_config": {"partial_rotary_factor": 0.75}}
 DTYPES = ("float32", "int8", "int4")
 # Every model and every dtype meets every number of threads, and both dtypes of pools.
 CASES = [
     (model, dtype, (1, 2, 8)[(i + j) % 3], ("float32", "float16")[(i + j) % 2])
     for i, model in enumerate(MODELS)
     for j, dtype in enumerate(DTYPES)
-]
+] + [("gemma3", "float32", 2, "float16"), ("gemma3", "int8", 1, "float32"), ("phi4-mini", "int8", 2, "float32")]
+MODELS |= {"gemma3": GEMMA3, "phi4-mini": PHI4_MINI}
 LENGTHS = (1, 2, 17, 40, 129, 170)
 BLOCKS_PER_TEXT = 12
 

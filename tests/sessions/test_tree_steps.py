@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +13,26 @@ from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from tests.sessions.random_trees import path_to, random_tree
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
-from tests.tiny_checkpoints import write_tiny_checkpoint
+from tests.tiny_checkpoints import WINDOW, write_tiny_checkpoint
 
 # Where a branching tree reaches over a chunk of keys, sums are cut at other keys than in the plain text: rounding of
 # float32.
 TOLERANCE = 1e-4
-WINDOW = 24
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window"])
+@pytest.fixture(scope="module", params=["llama", "mistral-window", "gemma3", "phi4-mini"])
 def session(
     request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OnnxRuntimeSession]:
     directory = tmp_path_factory.mktemp("tree")
     checkpoint = directory / "checkpoint"
-    if request.param == "llama":
-        write_tiny_checkpoint(checkpoint)
-    else:
-        write_tiny_checkpoint(checkpoint, "mistral", extra_config={"sliding_window": WINDOW})
+    options: dict[str, dict[str, Any]] = {
+        "llama": {},
+        "mistral-window": {"architecture": "mistral", "extra_config": {"sliding_window": WINDOW}},
+        "gemma3": {"architecture": "gemma3", "head_dim": 24},
+        "phi4-mini": {"architecture": "phi3", "extra_config": {"partial_rotary_factor": 0.75}},
+    }
+    write_tiny_checkpoint(checkpoint, **options[request.param])
     opened = open_tiny_session(build_tiny_engine(directory, checkpoint, kernels=kernels))
     yield opened
     opened.close()
