@@ -60,8 +60,9 @@ def _describe(error: OSError) -> str:
 
 def _validate(arguments: argparse.Namespace) -> int:
     from draftline.config import load_pipeline
+    from draftline.stages.architectures import check_architectures
 
-    load_pipeline(arguments.file, arguments.overrides)
+    check_architectures(load_pipeline(arguments.file, arguments.overrides), arguments.file.parent)
     print(f"{arguments.file}: valid")
     return 0
 

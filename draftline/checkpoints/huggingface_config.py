@@ -7,8 +7,6 @@ What the graphs cannot compute is refused by name.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from draftline.checkpoints.config import CheckpointConfig
@@ -16,7 +14,7 @@ from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.families import FAMILIES, Family
 from draftline.checkpoints.huggingface_rotary import parse_rotary
 from draftline.checkpoints.json_object import JsonObject
-from draftline.checkpoints.refused_architectures import REASONS
+from draftline.checkpoints.refused_architectures import check_architecture
 from draftline.errors import CheckpointError
 
 DEFAULT_MAX_WINDOW_LAYERS = 28  # of both Qwen classes: the layers before it attend to everything
@@ -84,26 +82,6 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
         rotary_fraction=rotary.fraction,
         local_rotary_base=rotary.local_base,
     )
-
-
-def check_architecture(config: JsonObject) -> str:
-    """Return the architecture, one of ``FAMILIES``.
-
-    Raises: CheckpointError for any other, with what of it the graphs have not, where we know it.
-    """
-    names = config.get("architectures")
-    if names is None:
-        model_type = config.get("model_type")
-        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or model_type
-    if isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES:
-        return str(names[0])
-    reasons = [f"{name} has {REASONS[name]}" for name in names if name in REASONS] if isinstance(names, list) else []
-    got = "; ".join(filter(None, [json.dumps(names, default=str), *reasons]))
-    cure = (
-        "choose a supported model, or set engine.backend to tensorrt_llm and engine.route to llmapi, "
-        "whose models are TensorRT-LLM's own"
-    )
-    raise CheckpointError(config.where, f"architectures is one of {', '.join(FAMILIES)}", got, cure)
 
 
 def _rounded(value: float, dtype: str) -> float:

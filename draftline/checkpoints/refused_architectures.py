@@ -5,6 +5,12 @@ Source: the model classes of transformers 5, else the code that is published bes
 
 from __future__ import annotations
 
+import json
+
+from draftline.checkpoints.families import FAMILIES
+from draftline.checkpoints.json_object import JsonObject
+from draftline.errors import CheckpointError
+
 _STATES = "layers without attention, which keep a state of each sequence"
 _IMAGES = "images beside text"
 _LATENT = "latent attention, whose keys and values are one compressed row"
@@ -79,3 +85,23 @@ REASONS: dict[str, str] = {
     "StableLmForCausalLM": _LAYER_NORMS,
     "Starcoder2ForCausalLM": f"{_LAYER_NORMS}, an MLP without a gate",
 }
+
+
+def check_architecture(config: JsonObject) -> str:
+    """Return the architecture, one of ``FAMILIES``.
+
+    Raises: CheckpointError for any other, with what of it the graphs have not, where we know it.
+    """
+    names = config.get("architectures")
+    if names is None:
+        model_type = config.get("model_type")
+        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or model_type
+    if isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES:
+        return str(names[0])
+    reasons = [f"{name} has {REASONS[name]}" for name in names if name in REASONS] if isinstance(names, list) else []
+    got = "; ".join(filter(None, [json.dumps(names, default=str), *reasons]))
+    cure = (
+        "choose a supported model, or set engine.backend to tensorrt_llm and engine.route to llmapi, "
+        "whose models are TensorRT-LLM's own"
+    )
+    raise CheckpointError(config.where, f"architectures is one of {', '.join(FAMILIES)}", got, cure)

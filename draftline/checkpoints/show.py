@@ -20,9 +20,11 @@ from draftline.checkpoints.huggingface import WEIGHTS_FILES, open_weights
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.known_positions import known_positions
 from draftline.checkpoints.names import TargetTensor, check_tensors
+from draftline.checkpoints.refused_architectures import REASONS, check_architecture
 from draftline.checkpoints.source import PACKAGE_PREFIX, resolve_checkpoint
 from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.checkpoints.tokenizer import TOKENIZER_FILE
+from draftline.checkpoints.trtllm import CONFIG_FILE
 from draftline.errors import CheckpointError
 
 
@@ -41,12 +43,21 @@ def describe_checkpoint(reference: str, target: str | None, overrides: Sequence[
     if overrides:
         raise CheckpointError(reference, "a checkpoint has no fields to replace", " ".join(overrides), "leave them out")
     path = resolve_checkpoint(reference, Path())
+    _check_known(path)
     if path.is_file() or _is_model(path):
         yield from _describe_model(path)
         if path.is_file() or not holds_medusa_heads(open_weights(path)):
             return
     target_path = None if target is None else resolve_checkpoint(target, Path())
     yield from _describe_head(path, target_path)
+
+
+def _check_known(path: Path) -> None:
+    """Refuse a model by its name where its tensors would not tell that it is one."""
+    if (path / CONFIG_FILE).is_file():
+        config = load_json(path / CONFIG_FILE)
+        if not REASONS.keys().isdisjoint(map(str, config.get("architectures") or ())):
+            check_architecture(config)
 
 
 def _is_model(directory: Path) -> bool:
@@ -68,7 +79,28 @@ def _describe_model(path: Path) -> Iterator[str]:
     )
     yield _parameters(wanted, checkpoint.tensors)
     known = known_positions(config.max_position_embeddings, config.rotary_scaling)
-    yield f"rotary: {describe_rotary(config.rotary_base, config.rotary_scaling)}; knows {known} positions"
+    part = "" if config.rotary_fraction == 1 else f" of the first {config.rotary_size} elements of a head"
+    yield f"rotary{part}: {describe_rotary(config.rotary_base, config.rotary_scaling)}; knows {known} positions"
+    yield from _describe_windows(config)
+    differences = {
+        f"a gate by {config.hidden_act}": config.hidden_act != "silu",
+        "norms behind attention and MLP": config.post_norms,
+        f"the embedding times {config.embedding_scale:g}": config.embedding_scale != 1,
+        f"scores over the root of {config.query_pre_attn_scalar or 0:g}": config.query_pre_attn_scalar is not None,
+        f"scores capped at {config.attention_softcap or 0:g}": config.attention_softcap is not None,
+        f"logits capped at {config.logit_softcap or 0:g}": config.logit_softcap is not None,
+    }
+    if any(differences.values()):
+        yield f"beside Llama's network: {', '.join(text for text, is_so in differences.items() if is_so)}"
+
+
+def _describe_windows(config: CheckpointConfig) -> Iterator[str]:
+    if config.sliding_window is None:
+        return
+    layers = ", ".join(map(str, config.full_layers))
+    but = f" in all layers but {layers}" if layers else ""
+    base = "" if config.local_rotary_base is None else f", with rotary base {config.local_rotary_base:g}"
+    yield f"attention window: {config.sliding_window} tokens{but}{base}"
 
 
 def _describe_head(path: Path, target_path: Path | None) -> Iterator[str]:

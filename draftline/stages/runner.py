@@ -30,6 +30,7 @@ from draftline.manifest import (
     replace_directory,
     write_manifest,
 )
+from draftline.stages.architectures import check_architectures
 from draftline.stages.gpu import check_machine
 from draftline.stages.inputs import source_records, stage_inputs
 from draftline.stages.progress import Progress
@@ -96,6 +97,7 @@ def run_pipeline(
     draft_sources = tuple(
         resolve_checkpoint(draft.checkpoint, root) if draft.checkpoint else None for draft in pipeline.draft
     )
+    check_architectures(pipeline, root)
     run = _Run(pipeline, source, draft_sources, output, FileHasher())
     if dry_run:
         return _survey(run, selected)

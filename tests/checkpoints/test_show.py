@@ -80,6 +80,32 @@ def test_a_model_and_its_heads(root: Path, tmp_path: Path) -> None:
     assert "Medusa-2: 3 heads, residual blocks of each: 1" in describe(source)
 
 
+def test_what_an_architecture_adds(tmp_path: Path) -> None:
+    gemma = describe(write_tiny_checkpoint(tmp_path / "gemma3", "gemma3", num_layers=3))
+    assert gemma[2:] == [
+        "rotary: base 10000; knows 512 positions",
+        "attention window: 24 tokens in all layers but 1, with rotary base 1000",
+        "beside Llama's network: a gate by gelu_pytorch_tanh, norms behind attention and MLP, the embedding times 8, "
+        "scores over the root of 24",
+    ]
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    longrope = {"rope_type": "longrope", **factors}
+    partial = {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 128}
+    phi = describe(write_tiny_checkpoint(tmp_path / "phi3", "phi3", rope_scaling=longrope, extra_config=partial))
+    assert phi[2] == (
+        "rotary of the first 12 elements of a head: base 10000 and longrope (original_max_position_embeddings 128, "
+        "short_factor 6 numbers, long_factor 6 numbers); knows 512 positions"
+    )
+
+
+@pytest.mark.parametrize("name", ["GptOssForCausalLM", "Gemma3ForConditionalGeneration", "GPT2LMHeadModel"])
+def test_models_that_are_none_of_ours_are_named(tmp_path: Path, name: str) -> None:
+    """Whatever their tensors are called, and before the tensors are looked at."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    with pytest.raises(CheckpointError, match=rf"architectures is one of .*; got \[\"{name}\"\]; {name} has "):
+        describe(tmp_path)
+
+
 def test_a_head_of_another_target_and_another_tokenizer(root: Path, tmp_path: Path) -> None:
     source = ROWS["specforge"].write(tmp_path / "s", root / "model")
     wider = write_tiny_checkpoint(tmp_path / "wider", hidden_size=96, num_layers=NUM_LAYERS)

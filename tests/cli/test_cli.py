@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -31,6 +32,24 @@ def file(tmp_path: Path) -> Path:
 def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(file), "engine.weights_dtype=int8"]) == 0
     assert capsys.readouterr().out == f"{file}: valid\n"
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+@pytest.mark.parametrize("block", ["target", "draft"])
+def test_models_that_are_none_of_ours_are_refused_before_any_work(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str, block: str
+) -> None:
+    for name, architecture in (("model", "LlamaForCausalLM"), ("other", "GptOssForCausalLM")):
+        (file.parent / name).mkdir()
+        (file.parent / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    file.write_text("name: tiny\ntarget: {checkpoint: model}\ndraft: {method: draft_model, checkpoint: model}\n")
+    output = file.parent / "build"
+    words = [command, str(file), f"{block}.checkpoint=other", *(["--output", str(output)] if command == "run" else [])]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "GptOssForCausalLM has attention sinks" in error
+    assert "engine.route to llmapi" in error
+    assert not output.exists()
 
 
 def test_every_problem_is_a_line_and_the_status_is_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,10 @@ def _variant(head: HeadConfig) -> Iterator[str]:
         yield f"biases of {', '.join(name for name, is_there in biases.items() if is_there)}"
 
 
+def _rest(scaling: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in scaling.items() if key != "rope_type"]
+
+
 def describe_rotary(base: float, scaling: dict[str, Any] | None) -> str:
     """Return the base and, where there is one, the scaling.
 
@@ -93,7 +97,8 @@ def describe_rotary(base: float, scaling: dict[str, Any] | None) -> str:
     """
     if scaling is None:
         return f"base {base:g}"
-    rest = ", ".join(f"{key} {value:g}" for key, value in scaling.items() if key != "rope_type")
+    texts = {key: f"{len(value)} numbers" if isinstance(value, list) else f"{value:g}" for key, value in _rest(scaling)}
+    rest = ", ".join(f"{key} {text}" for key, text in texts.items())
     return f"base {base:g} and {scaling['rope_type']} ({rest})"
 
 

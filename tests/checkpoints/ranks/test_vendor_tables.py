@@ -183,6 +183,21 @@ def test_medusa_heads_of_a_qwen_target_say_so(tmp_path: Path, architecture: Any,
             {"architecture": "qwen2"},
             "draft: TensorRT-LLM's EAGLE engines are of the Llama family; got Qwen2",
         ),
+        (
+            None,
+            1,
+            {"architecture": "gemma3"},
+            "target: checkpoints of trtllm-build are written for .* got Gemma3ForCausalLM; set engine.route to llmapi",
+        ),
+        (
+            None,
+            1,
+            {
+                "architecture": "qwen2",
+                "extra_config": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            },
+            r"all layers one attention window; got layers \[0\] without one",
+        ),
         (None, 4, {"intermediate_size": 90}, "engine.tensor_parallel_size: the target's intermediate_size 90 divides"),
     ],
 )
