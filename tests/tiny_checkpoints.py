@@ -37,7 +37,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 24,
         "sliding_window": WINDOW,
-        "attn_logit_softcapping": None,
+        "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 6.0,
     },
     "gemma3": {

@@ -114,10 +114,10 @@ def _softcaps(config: JsonObject, family: Family) -> tuple[float | None, float |
     if family.softcaps is None:
         return None, None
     of_scores, of_logits = family.softcaps
-    attention_softcap = config.optional_number("attn_logit_softcapping", of_scores)
-    if attention_softcap is not None:
-        raise config.error("attn_logit_softcapping", "null", attention_softcap, "choose a model without it, as Gemma 3")
-    return attention_softcap, config.optional_number("final_logit_softcapping", of_logits)
+    return (
+        config.optional_number("attn_logit_softcapping", of_scores),
+        config.optional_number("final_logit_softcapping", of_logits),
+    )
 
 
 def _windows(config: JsonObject, family: Family) -> tuple[int | None, tuple[int, ...]]:

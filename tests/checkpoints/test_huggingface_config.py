@@ -38,6 +38,7 @@ GEMMA3 = LLAMA | {
     "sliding_window": 512,
     "sliding_window_pattern": 2,
 }
+GEMMA2 = GEMMA3 | {"architectures": ["Gemma2ForCausalLM"]}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0 + i for i in range(6)]}
 PHI4_MINI = LLAMA | {
     "architectures": ["Phi3ForCausalLM"],
@@ -146,6 +147,14 @@ def test_gemma_takes_what_its_class_adds() -> None:
     assert parse(without | {"num_hidden_layers": 7}).full_layers == (5,), "each sixth"
 
 
+def test_gemma_2_caps_scores_and_logits_unless_its_configuration_says_null() -> None:
+    config = parse(GEMMA2)
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+    assert (config.full_layers, config.qk_norm, config.local_rotary_base) == ((1, 3), False, None)
+    config = parse(GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": 5.0})
+    assert (config.attention_softcap, config.logit_softcap) == (None, 5.0)
+
+
 def test_gemma_scales_embeddings_as_its_dtype_can() -> None:
     raw = JsonObject(Path("config.json"), GEMMA3 | {"hidden_size": 640})
     scales = [parse_huggingface_config(raw, None, dtype).embedding_scale for dtype in ("float32", "bfloat16")]
@@ -171,7 +180,7 @@ def test_phi_turns_a_part_of_its_heads_by_lists_of_factors() -> None:
         assert parse(PHI4_MINI | {"rope_scaling": LONGROPE | {"type": name}}) == config
 
 
-@pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA3, PHI4_MINI], ids=lambda raw: raw["architectures"][0])
+@pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA2, GEMMA3, PHI4_MINI], ids=lambda raw: raw["architectures"][0])
 def test_a_converted_checkpoint_says_the_same(tmp_path: Path, raw: dict[str, Any]) -> None:
     config = parse(raw)
     write_checkpoint_config(tmp_path / "config.json", config)

@@ -91,6 +91,8 @@ CASES = {
         prompt_length=70,
     ),
     "gemma": Case("gemma", {"tie": True, "head_dim": 24}),
+    "gemma2": Case("gemma2", {"tie": True, "head_dim": 24, "num_layers": 3}, prompt_length=70),
+    "gemma2-float16": Case("gemma2", {"hidden_size": 96, "heads": 6}, dtype="float16"),
     "gemma3": Case("gemma3", {"tie": True, "head_dim": 24, "num_layers": 3}, prompt_length=70),
     "gemma3-linear": Case(
         "gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "num_layers": 3}, prompt_length=70
@@ -110,12 +112,13 @@ CASES = {
 
 
 def load_reference(checkpoint: Path, dtype: str) -> Any:
-    """The model in float32, its weights rounded to ``dtype``; buffers (rotary frequencies) stay as they are."""
+    """The model in float32, its weights rounded to ``dtype``, and what scales Gemma's embedding, as the class does."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        for parameter in model.parameters():
+        scales = [buffer for name, buffer in model.named_buffers() if name.endswith("embed_scale")]
+        for parameter in (*model.parameters(), *scales):
             parameter.copy_(parameter.to(getattr(torch, dtype)))
     return model.eval()
 

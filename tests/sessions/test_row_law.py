@@ -52,8 +52,13 @@ CASES = [
     (model, dtype, (1, 2, 8)[(i + j) % 3], ("float32", "float16")[(i + j) % 2])
     for i, model in enumerate(MODELS)
     for j, dtype in enumerate(DTYPES)
-] + [("gemma3", "float32", 2, "float16"), ("gemma3", "int8", 1, "float32"), ("phi4-mini", "int8", 2, "float32")]
-MODELS |= {"gemma3": GEMMA3, "phi4-mini": PHI4_MINI}
+] + [
+    ("gemma3", "float32", 2, "float16"),
+    ("gemma3", "int8", 1, "float32"),
+    ("gemma2", "float32", 2, "float32"),
+    ("phi4-mini", "int8", 2, "float32"),
+]
+MODELS |= {"gemma2": {"architecture": "gemma2", "head_dim": 24}, "gemma3": GEMMA3, "phi4-mini": PHI4_MINI}
 LENGTHS = (1, 2, 17, 40, 129, 170)
 BLOCKS_PER_TEXT = 12
 

@@ -20,7 +20,7 @@ from tests.tiny_checkpoints import WINDOW, write_tiny_checkpoint
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window", "gemma3", "phi4-mini"])
+@pytest.fixture(scope="module", params=["llama", "mistral-window", "gemma2", "gemma3", "phi4-mini"])
 def session(
     request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OnnxRuntimeSession]:
@@ -29,6 +29,7 @@ def session(
     options: dict[str, dict[str, Any]] = {
         "llama": {},
         "mistral-window": {"architecture": "mistral", "extra_config": {"sliding_window": WINDOW}},
+        "gemma2": {"architecture": "gemma2", "head_dim": 24},
         "gemma3": {"architecture": "gemma3", "head_dim": 24},
         "phi4-mini": {"architecture": "phi3", "extra_config": {"partial_rotary_factor": 0.75}},
     }
