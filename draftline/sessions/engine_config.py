@@ -57,15 +57,15 @@ class DraftConfig:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """One plan of an engine, ``file``: the hash of its plugin's kernels, and its profiles: by name, and in each by the
-    dimension's name in the graph, the smallest, the best and the largest size.
+    """One plan of an engine, ``file``: the hashes of its plugin's kernels, one for each window of its layers, and its
+    profiles: by name, and in each by the dimension's name in the graph, the smallest, the best and the largest size.
 
     ``pool_dtype``: of its own pool. ``pool_scales``: of a float8 pool, none of others; rows are committed by them, and
     have the network's dtype until then.
     """
 
     file: str
-    kernels_sha256: str
+    kernels_sha256: tuple[str, ...]
     profiles: Mapping[str, Mapping[str, tuple[int, int, int]]]
     pool_dtype: PoolDtype
     pool_scales: PoolScales = ()
@@ -229,7 +229,8 @@ def _read_tensorrt(document: dict[str, Any] | None, path: Path) -> TensorRtFacts
             for name, profile in plan.pop("profiles").items()
         }
         scales = tuple(map(tuple, plan.pop("pool_scales")))
-        plans.append(PlanFacts(**plan, profiles=profiles, pool_scales=scales))
+        hashes = tuple(plan.pop("kernels_sha256"))
+        plans.append(PlanFacts(**plan, kernels_sha256=hashes, profiles=profiles, pool_scales=scales))
     return TensorRtFacts(**document, plans=tuple(plans))
 
 

@@ -114,7 +114,7 @@ def build_attention_plan(vendor: Vendor, kernels: PluginKernels, architecture: i
     onnx.save(model, path)
     for_these = choose_architectures(vendor, (architecture,), (architecture,))
     with ExitStack() as opened:
-        network = parse_network(vendor, path, kernels, lambda line: None, opened)
+        network = parse_network(vendor, path, (kernels,), lambda line: None, opened)
         return build_plan(network, model, {"steps": PROFILE}, for_these, lambda done, total: None)
 
 

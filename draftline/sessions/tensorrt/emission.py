@@ -42,14 +42,21 @@ POOL_TYPES: dict[PoolDtype, int] = {
 
 @dataclass(frozen=True)
 class EmittedGraph:
-    """A graph in ``file``, for the kernels of ``kernel_shape`` and within ``profiles``. ``name``: ``model``,
-    ``draft-I``. ``pool_scales``: of a float8 pool, of the keys and of the values of each layer."""
+    """A graph in ``file``, for the kernels of ``kernel_shapes`` and within ``profiles``. ``name``: ``model``,
+    ``draft-I``. ``pool_scales``: of a float8 pool, of the keys and of the values of each layer.
+
+    ``kernel_shapes``: one for each window that layers have, 0 = none; they differ in nothing else."""
 
     name: str
     file: Path
-    kernel_shape: KernelShape
+    kernel_shapes: tuple[KernelShape, ...]
     profiles: dict[str, Profile]
     pool_scales: PoolScales = ()
+
+    @property
+    def kernel_shape(self) -> KernelShape:
+        """The first of ``kernel_shapes``, for what all have alike."""
+        return self.kernel_shapes[0]
 
     @property
     def plan_file(self) -> str:
@@ -87,10 +94,11 @@ def emit_graphs(
     pool would, and its pool holds what that one would, widened. Pools of drafters have ``dtype`` where the target's is
     float8: nothing says how large a drafter's keys are.
 
-    Raises: BuildError for a checkpoint of another dtype, and for drafts that do not fit.
+    Raises: BuildError for a checkpoint of another dtype, for rows that overflow it, and for drafts that do not fit.
     """
     config = load_checkpoint_config(checkpoint)
     check_checkpoint_dtype("target", config.dtype, dtype)
+    check_rows_fit("target", config, dtype)
     form = STORED_AS.get(weights_dtype or dtype)
     stored, rounded_as = (dtype, form) if is_widened else (form or dtype, None)
     described = describe_drafts(config, drafts, tree, stored, "onnxruntime", limits.max_seq_len, rounded_as)
@@ -117,40 +125,38 @@ def emit_graphs(
     def save(
         name: str,
         graph: onnx.ModelProto,
-        shape: KernelShape,
+        shapes: tuple[KernelShape, ...],
         profiles: dict[str, Profile],
         scales: PoolScales = (),
     ) -> EmittedGraph:
         file = destination / f"{name}.onnx"
         onnx.save(graph, file)
-        return EmittedGraph(name, file, shape, profiles, scales)
+        return EmittedGraph(name, file, shapes, profiles, scales)
 
-    shape = kernel_shape(config, limits.block_size, dtype, pool_dtype)
-    graphs = [save(TARGET, model, shape, target_profiles(limits), pool_scales)]
+    shapes = kernel_shapes(config, limits.block_size, dtype, pool_dtype)
+    graphs = [save(TARGET, model, shapes, target_profiles(limits), pool_scales)]
     for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
         graph = draft.build_graph(own, locations, config, draft_pool, operators)
         if graph is not None:
             layers = _layers_of(draft)
             check_checkpoint_dtype(f"drafts[{index}]", layers.dtype, dtype)
-            shape = kernel_shape(layers, limits.block_size, dtype, draft_pool_dtype)
-            graphs.append(save(f"draft-{index}", graph, shape, draft_profiles(limits)))
+            check_rows_fit(f"drafts[{index}]", layers, dtype)
+            shapes = kernel_shapes(layers, limits.block_size, dtype, draft_pool_dtype)
+            graphs.append(save(f"draft-{index}", graph, shapes, draft_profiles(limits)))
     return EmittedGraphs(config, tuple(draft.config for draft in described), tuple(graphs))
 
 
-def kernel_shape(layers: CheckpointConfig, block_size: int, dtype: NetworkDtype, pool_dtype: PoolDtype) -> KernelShape:
-    """Return the shape of the kernels of these layers.
+def kernel_shapes(
+    layers: CheckpointConfig, block_size: int, dtype: NetworkDtype, pool_dtype: PoolDtype
+) -> tuple[KernelShape, ...]:
+    """Return the shapes of the kernels of these layers, one for each window that some have.
 
-    Raises: BuildError where kernels have no code for it.
+    Raises: BuildError where kernels have no code for one.
     """
-    return KernelShape(
-        layers.num_attention_heads,
-        layers.num_key_value_heads,
-        layers.head_size,
-        block_size,
-        dtype,
-        pool_dtype,
-        layers.sliding_window or 0,
-    )
+    windows = sorted({layers.window(layer) for layer in range(layers.num_hidden_layers)})
+    heads = layers.num_attention_heads, layers.num_key_value_heads, layers.head_size
+    softcap = layers.attention_softcap or 0.0
+    return tuple(KernelShape(*heads, block_size, dtype, pool_dtype, window, softcap) for window in windows)
 
 
 def check_checkpoint_dtype(where: str, found: str, dtype: NetworkDtype) -> None:
@@ -158,6 +164,16 @@ def check_checkpoint_dtype(where: str, found: str, dtype: NetworkDtype) -> None:
     if dtype not in (found, "float32"):
         rule, cure = f"the converted checkpoint is of the network's dtype, {dtype}", "set target.dtype to it"
         raise BuildError(where, rule, found, cure)
+
+
+def check_rows_fit(where: str, layers: CheckpointConfig, dtype: NetworkDtype) -> None:
+    """Raise BuildError where rows of this network grow beyond what float16 holds.
+
+    Source: the residual streams of Gemma 2 and 3 do; vLLM's ``_FLOAT16_NOT_SUPPORTED_MODELS`` names both.
+    """
+    if dtype == "float16" and layers.post_norms:
+        rule = f"rows of {layers.architecture} need more than float16's 65504"
+        raise BuildError(where, rule, dtype, "set target.dtype to bfloat16 or float32")
 
 
 def make_weights_inputs(graph: onnx.ModelProto) -> dict[str, TensorLocation]:

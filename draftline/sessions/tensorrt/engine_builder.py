@@ -99,12 +99,12 @@ def build_tensorrt_engine(
         for index, graph in enumerate(emitted.graphs):
             if settings.weights == "external":
                 weights[graph.plan_file] = _take_weights_out(graph.file)
-            kernels = _compile(graph.kernel_shape, settings)
+            kernels = [_compile(shape, settings) for shape in graph.kernel_shapes]
             advance = _part_of(progress, index, len(emitted.graphs))
             plan = build_graph_plan(vendor, graph, kernels, log, advance, settings.timing_cache, settings.plugin)
             (destination / graph.plan_file).write_bytes(plan)
-            pool = graph.kernel_shape.kv_dtype, graph.pool_scales
-            plans.append(PlanFacts(graph.plan_file, kernels.sha256, graph.profiles, *pool))
+            pool, hashes = (graph.kernel_shape.kv_dtype, graph.pool_scales), tuple(own.sha256 for own in kernels)
+            plans.append(PlanFacts(graph.plan_file, hashes, graph.profiles, *pool))
             commit = compile_commit_kernels(graph.kernel_shape, settings.architectures, settings.kernel_cache)
             (destination / commit_file(graph.plan_file)).write_bytes(commit.archive)
             graph.file.unlink()
@@ -153,7 +153,7 @@ def build_tensorrt_engine(
 def build_graph_plan(
     vendor: Vendor,
     graph: EmittedGraph,
-    kernels: PluginKernels,
+    kernels: Sequence[PluginKernels],
     log: TextIO,
     progress: Advance,
     timing_cache: Path | None = None,
@@ -167,11 +167,12 @@ def build_graph_plan(
     def write_line(line: str) -> None:
         log.write(line + "\n")
 
-    write_line(f"{graph.name}: {vendor.title}, architectures {', '.join(map(str, kernels.architectures))}")
+    architectures = kernels[0].architectures
+    write_line(f"{graph.name}: {vendor.title}, architectures {', '.join(map(str, architectures))}")
     with ExitStack() as opened:
         network = parse_network(vendor, graph.file, kernels, write_line, opened, plugin)
         model = onnx.load(graph.file, load_external_data=False)
-        return build_plan(network, model, graph.profiles, kernels.architectures, progress, timing_cache)
+        return build_plan(network, model, graph.profiles, architectures, progress, timing_cache)
 
 
 def _compile(shape: KernelShape, settings: PlanSettings) -> PluginKernels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,13 @@ class ParsedNetwork:
 def parse_network(
     vendor: Vendor,
     model: Path,
-    kernels: PluginKernels,
+    kernels: Sequence[PluginKernels],
     log: Say,
     opened: ExitStack,
     plugin: PluginForm = "runtime",
 ) -> ParsedNetwork:
-    """Parse the graph in ``model``, whose weights lie beside it. ``opened`` keeps the kernels with the plugin.
+    """Parse the graph in ``model``, whose weights lie beside it. ``opened`` keeps the kernels, one for each window that
+    its layers have, with the plugin.
 
     ``plugin``: which form of it; a ``quick`` one is named in the graph, which is changed in place.
 

@@ -124,7 +124,8 @@ def check_networks(
     reports, features = [], None
     for index, (graph, reference) in enumerate(zip(emitted.graphs, references.graphs, strict=True)):
         with ExitStack() as opened:
-            network = parse_network(vendor, graph.file, PluginKernels(graph.kernel_shape, ()), log, opened)
+            kernels = [PluginKernels(shape, ()) for shape in graph.kernel_shapes]
+            network = parse_network(vendor, graph.file, kernels, log, opened)
             session = _open_reference(reference.file, num_threads)
             checked = _Checked(graph, network, read_hidden_weights(graph.file), session)
             steps = _Steps(checked, limits, token_ids)

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from draftline.errors import BuildError
 from draftline.kernels.shape import Dtype, KernelShape, KvDtype
 from draftline.sessions.tensorrt.library_alias import ensure_parser_finds_library
-from draftline.sessions.tensorrt.plugin_kernels import INPUTS, KernelShelf, PluginKernels, read_archive
+from draftline.sessions.tensorrt.plugin_kernels import (
+    INPUTS,
+    KernelShelf,
+    PluginKernels,
+    kernels_of_window,
+    read_archive,
+)
 from draftline.sessions.tensorrt.plugin_launch import AttentionCall, run_attention
 from draftline.sessions.tensorrt.vendor import Vendor
 from draftline.share import share_path
@@ -132,7 +138,7 @@ class TreeAttentionPlugin:
         }
         values |= {name: np.array([self.scales[name]], np.float32) for name in SCALES}
         values[HASH_FIELD] = np.frombuffer(bytes.fromhex(self.kernels_sha256), np.int8)
-        if self.shelf.is_carrier(self.layer):
+        if self.shelf.is_carrier(self.layer, self.kernels_sha256):
             values[KERNELS_FIELD] = np.frombuffer(self.kernels.archive, np.int8)
         self._serialized = _Fields(self.vendor, values)
         return self._serialized.collection
@@ -159,18 +165,20 @@ class TreeAttentionCreator:
         dtypes = SHAPE_FIELDS | dict.fromkeys(SCALES, np.float32)
         self._attributes = _Fields(self.vendor, {name: np.zeros(0, dtype) for name, dtype in dtypes.items()})
         self.field_names = self._attributes.collection
-        self._kernels: PluginKernels | None = None
+        self._kernels: Sequence[PluginKernels] = ()
 
     @contextmanager
-    def building(self, kernels: PluginKernels) -> Iterator[None]:
-        """Make plugins of ``kernels`` while a network is parsed and built."""
-        assert self._kernels is None, "one network is built at a time"
-        self._kernels, self.shelf.carrier = kernels, None
-        self.shelf.put(kernels)
+    def building(self, kernels: Sequence[PluginKernels]) -> Iterator[None]:
+        """Make plugins of ``kernels``, one for each window that layers have, while a network is parsed and built."""
+        assert not self._kernels, "one network is built at a time"
+        self._kernels = kernels
+        self.shelf.carriers.clear()
+        for own in kernels:
+            self.shelf.put(own)
         try:
             yield
         finally:
-            self._kernels = None
+            self._kernels = ()
 
     def create_plugin(self, name: str, fields: Sequence[Any], phase: object) -> object:
         values = {field.name: np.array(field.data) for field in fields}
@@ -180,8 +188,8 @@ class TreeAttentionCreator:
             self.shelf.put(read_archive(values[KERNELS_FIELD].tobytes()))
         if HASH_FIELD in values:
             sha256 = values[HASH_FIELD].tobytes().hex()
-        elif self._kernels is not None:
-            sha256 = self._kernels.sha256
+        elif self._kernels:
+            sha256 = kernels_of_window(self._kernels, attributes["window"]).sha256
         else:
             rule = "a network with TreeAttention is parsed for kernels"
             raise BuildError(name, rule, "none", "build it through draftline.sessions.tensorrt")

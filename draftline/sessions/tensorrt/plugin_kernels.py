@@ -144,15 +144,24 @@ def compile_plugin_kernels(shape: KernelShape, architectures: Sequence[int], cac
     return kernels
 
 
+def kernels_of_window(kernels: Sequence[PluginKernels], window: int) -> PluginKernels:
+    """Return those of a network's kernels that are for layers with ``window``.
+
+    Where there are none, the first: the layer's shape is checked against theirs.
+    """
+    return next((own for own in kernels if own.shape.window == window), kernels[0])
+
+
 @dataclass
 class KernelShelf:
     """Kernels by hash, for all plugins of a process.
 
-    Only one layer of an engine carries the archive, whichever is serialised first; ``carrier`` is its name.
+    Of the layers of an engine that run the same kernels only one carries their archive, whichever is serialised first;
+    ``carriers`` has its name by their hash.
     """
 
     by_hash: dict[str, PluginKernels] = field(default_factory=dict)
-    carrier: str | None = None
+    carriers: dict[str, str] = field(default_factory=dict)
 
     def put(self, kernels: PluginKernels) -> str:
         """Keep ``kernels``; return their hash."""
@@ -166,8 +175,6 @@ class KernelShelf:
             raise ArtifactError("plugin TreeAttention", rule, f"none with the hash {sha256[:12]}", _AGAIN)
         return self.by_hash[sha256]
 
-    def is_carrier(self, layer: str) -> bool:
-        """Tell whether ``layer`` carries the archive; the first to be asked about does."""
-        if self.carrier is None:
-            self.carrier = layer
-        return self.carrier == layer
+    def is_carrier(self, layer: str, sha256: str) -> bool:
+        """Tell whether ``layer`` carries the archive of its kernels; the first to be asked about does."""
+        return self.carriers.setdefault(sha256, layer) == layer

@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import GenericAlias
@@ -30,7 +30,7 @@ from draftline.kernels.compiled import CompiledKernel
 from draftline.kernels.launches import attention_launches
 from draftline.kernels.shape import KernelShape
 from draftline.sessions.tensorrt.plugin import NAME, SCALES, SHAPE_FIELDS
-from draftline.sessions.tensorrt.plugin_kernels import INPUTS, SCRATCH, PluginKernels
+from draftline.sessions.tensorrt.plugin_kernels import INPUTS, SCRATCH, PluginKernels, kernels_of_window
 from draftline.sessions.tensorrt.vendor import Vendor
 
 PLUGIN_ID = f"{DRAFTLINE}::{NAME}"
@@ -49,17 +49,17 @@ class QuickPlugin:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._kernels: PluginKernels | None = None
+        self._kernels: Sequence[PluginKernels] = ()
 
     @contextmanager
-    def building(self, kernels: PluginKernels) -> Iterator[None]:
+    def building(self, kernels: Sequence[PluginKernels]) -> Iterator[None]:
         """Make plugins of ``kernels``, of one architecture, while a network is parsed and built."""
-        assert self._kernels is None, "one network is built at a time"
+        assert not self._kernels, "one network is built at a time"
         self._kernels = kernels
         try:
             yield
         finally:
-            self._kernels = None
+            self._kernels = ()
 
     def describe(self, tensors: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
         """Return the description of ``out [T, H * D]``, of the dtype of ``q``."""
@@ -72,9 +72,10 @@ class QuickPlugin:
 
         Raises: BuildError where no network is being built, or the layer has another shape than the kernel.
         """
-        kernels, module = self._kernels, self.module
-        if kernels is None:
+        module = self.module
+        if not self._kernels:
             raise BuildError(WHERE, "a network is parsed for kernels", "none", "build it through draftline")
+        kernels = kernels_of_window(self._kernels, attributes["window"])
         shape = KernelShape(
             **{name: attributes[name] for name in SHAPE_FIELDS},
             dtype=kernels.shape.dtype,

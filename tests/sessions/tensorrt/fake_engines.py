@@ -59,7 +59,7 @@ def on_machine(machine: FakeMachine) -> Iterator[FakeMachine]:
         yield machine
 
 
-def _build_fake_plan(vendor: Any, graph: Any, kernels: PluginKernels, log: Any, *rest: Any) -> bytes:
+def _build_fake_plan(vendor: Any, graph: Any, kernels: Sequence[PluginKernels], log: Any, *rest: Any) -> bytes:
     model = onnx.load(graph.file, load_external_data=False)
     for tensor in model.graph.initializer:  # by hand: onnx opens no file with a second hard link
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -69,7 +69,8 @@ def _build_fake_plan(vendor: Any, graph: Any, kernels: PluginKernels, log: Any, 
             tensor.ClearField("external_data")
             tensor.data_location = onnx.TensorProto.DEFAULT
             tensor.raw_data = stored[first : first + int(where["length"])]
-    return write_plan(model, {name: dict(own) for name, own in graph.profiles.items()}, bytes.fromhex(kernels.sha256))
+    hashes = b"".join(bytes.fromhex(own.sha256) for own in kernels)
+    return write_plan(model, {name: dict(own) for name, own in graph.profiles.items()}, hashes)
 
 
 def fake_commit(shape: KernelShape, architectures: Sequence[int]) -> PluginKernels:

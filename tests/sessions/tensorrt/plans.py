@@ -77,7 +77,8 @@ def emit_tiny(
 
 def parse_tiny(graphs: EmittedGraphs, opened: ExitStack, index: int = 0) -> ParsedNetwork:
     graph = graphs.graphs[index]
-    return parse_network(rtx(), graph.file, fake_kernels(graph.kernel_shape), lambda line: None, opened)
+    kernels = [fake_kernels(shape) for shape in graph.kernel_shapes]
+    return parse_network(rtx(), graph.file, kernels, lambda line: None, opened)
 
 
 def fake_kernels(shape: KernelShape, architectures: Sequence[int] = (80, 120)) -> PluginKernels:

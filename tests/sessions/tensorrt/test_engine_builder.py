@@ -17,7 +17,7 @@ from draftline.sessions.engine_config import DraftMethod, EngineConfig, PoolScal
 from draftline.sessions.opening import check_openable, open_session
 from draftline.sessions.tensorrt import engine_builder
 from draftline.sessions.tensorrt.cuda_driver import load_driver
-from draftline.sessions.tensorrt.emission import kernel_shape
+from draftline.sessions.tensorrt.emission import kernel_shapes
 from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
 from draftline.sessions.tensorrt.loading import check_loadable, load_plan, read_weight_locations
 from draftline.sessions.tensorrt.plugin_kernels import compile_plugin_kernels
@@ -81,10 +81,10 @@ def test_a_plan_holds_weights_and_real_kernels(plain: Path) -> None:
     config = load_engine_config(plain)
     assert config.tensorrt is not None
     (facts,) = config.tensorrt.plans
-    shape = kernel_shape(config.model, config.block_size, "float16", "float16")
+    (shape,) = kernel_shapes(config.model, config.block_size, "float16", "float16")
     kernels = compile_plugin_kernels(shape, (80,), plain.parent / "kernels")
     plan = (plain / facts.file).read_bytes()
-    assert facts.kernels_sha256 == kernels.sha256
+    assert facts.kernels_sha256 == (kernels.sha256,)
     assert all(kernel.cubin.startswith(b"\x7fELF") and kernel.cubin in plan for kernel in kernels.compiled)
     checkpoint = plain.parent / "converted" / "rank0.safetensors"
     embedding = map_tensor(checkpoint, tensor_locations(checkpoint)["transformer.vocab_embedding.weight"])
@@ -215,7 +215,7 @@ def test_a_mismatch_is_refused_by_name(plain: Path) -> None:
     )
     refused("plugin_sha256: .*; got abc; ", replace(config, tensorrt=replace(facts, plugin_sha256="abc")))
     refused("backend: is tensorrt_rtx; got onnxruntime; ", replace(config, backend="onnxruntime", tensorrt=None))
-    other_plan = replace(facts.plans[0], kernels_sha256="ab" * 32)
+    other_plan = replace(facts.plans[0], kernels_sha256=("ab" * 32,))
     refused(
         "model.plan: holds the kernels abababababab; got a plan without them",
         replace(config, tensorrt=replace(facts, plans=(other_plan,))),

@@ -71,7 +71,7 @@ def run_check(
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_targets_agree(tmp_path: Path, architecture: Architecture, dtype: NetworkDtype) -> None:
     (report,) = run_check(tmp_path, architecture, dtype)
@@ -116,6 +116,21 @@ def test_a_float8_pool_agrees(tmp_path: Path, dtype: NetworkDtype) -> None:
         assert max(target.differences.values()) < TIGHT[dtype], target.differences
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_of_two_windows_agree(tmp_path: Path, architecture: Architecture, dtype: NetworkDtype) -> None:
+    """One layer with a window, one without: each has kernels of its own; norms in float32 beside 16-bit rows."""
+    (report,) = run_check(tmp_path, architecture, dtype)
+    assert max(report.differences.values()) < TIGHT[dtype], report.differences
+
+
+def test_rows_that_overflow_float16_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        BuildError, match=r"target: rows of Gemma3ForCausalLM need more .* set target.dtype to bfloat16"
+    ):
+        run_check(tmp_path, "gemma3", "float16")
+
+
 def test_a_softcap_reaches_the_plugin(tmp_path: Path) -> None:
     shape = KernelShape(4, 2, 16, 8, "float32", "float32", softcap=2.0)
     file = tmp_path / "attention.onnx"
@@ -123,7 +138,7 @@ def test_a_softcap_reaches_the_plugin(tmp_path: Path) -> None:
     step = StepCase((40, 3), ((-1, 0, 0), (-1, 0)), 0)
     feeds = make_step(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, step)
     with ExitStack() as opened:
-        network = parse_network(rtx(), file, fake_kernels(shape), lambda line: None, opened)
+        network = parse_network(rtx(), file, (fake_kernels(shape),), lambda line: None, opened)
         found = evaluate_network(network, feeds)["out"]
     (expected,) = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

@@ -30,6 +30,7 @@ from draftline.sessions.tensorrt.plugin import (
 )
 from draftline.sessions.tensorrt.plugin_launch import AttentionCall
 from tests.sessions.tensorrt.plans import LIMITS, convert_tiny, emit_tiny, fake_kernels, parse_tiny, rtx
+from tests.tiny_checkpoints import WINDOW
 
 
 def plugins_of(tmp_path: Path, opened: ExitStack, dtype: NetworkDtype = "float16") -> list[TreeAttentionPlugin]:
@@ -90,7 +91,7 @@ def test_a_softcap_is_compiled_into_the_kernels(tmp_path: Path) -> None:
 
     def copy_of_parsed(kernels: KernelShape) -> TreeAttentionPlugin:
         with ExitStack() as opened:
-            network = parse_network(rtx(), file, fake_kernels(kernels), lambda line: None, opened)
+            network = parse_network(rtx(), file, (fake_kernels(kernels),), lambda line: None, opened)
             (plugin,) = (layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3")
             fields: Any = plugin.get_fields_to_serialize()
             return cast(
@@ -122,6 +123,18 @@ def test_one_layer_carries_the_kernels_and_all_can_be_made_again(tmp_path: Path)
     assert set(fields[1]) == {*SHAPE_FIELDS, *SCALES, HASH_FIELD}
 
 
+def test_layers_run_the_kernels_of_their_window(tmp_path: Path) -> None:
+    """And the first layer of each window carries the archive of its kernels."""
+    emitted = emit_tiny(tmp_path, "gemma3", "bfloat16")
+    assert [shape.window for shape in emitted.graphs[0].kernel_shapes] == [0, WINDOW]
+    with ExitStack() as opened:
+        network = parse_tiny(emitted, opened)
+        plugins = [layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3"]
+        assert [plugin.kernels.shape.window for plugin in plugins] == [WINDOW, 0]
+        names = [{field.name for field in plugin.get_fields_to_serialize()} for plugin in plugins]
+    assert all(KERNELS_FIELD in own for own in names)
+
+
 def test_a_plugin_without_its_kernels_says_so(tmp_path: Path) -> None:
     with ExitStack() as opened:
         carrier, other = plugins_of(tmp_path, opened)
@@ -141,7 +154,7 @@ def test_a_plan_holds_the_kernels_of_one_layer(tmp_path: Path) -> None:
     kernels = fake_kernels(graph.kernel_shape)
     shares: list[int] = []
     with ExitStack() as opened:
-        network = parse_network(rtx(), graph.file, kernels, lambda line: None, opened)
+        network = parse_network(rtx(), graph.file, (kernels,), lambda line: None, opened)
         model = onnx.load(graph.file, load_external_data=False)
         progress = lambda done, total: shares.append(done * 1000 // total)  # noqa: E731
         plan = build_plan(network, model, graph.profiles, (80, 120), progress)
@@ -162,7 +175,7 @@ def test_what_the_parser_refuses_is_named_by_node(tmp_path: Path) -> None:
         ExitStack() as opened,
         pytest.raises(BuildError, match=r"model.onnx: TensorRT-RTX 1.*; got node treeattention: "),
     ):
-        parse_network(rtx(), graph.file, fake_kernels(graph.kernel_shape), lambda line: None, opened)
+        parse_network(rtx(), graph.file, (fake_kernels(graph.kernel_shape),), lambda line: None, opened)
 
 
 def test_kernels_are_those_of_the_layers(tmp_path: Path) -> None:
@@ -171,7 +184,7 @@ def test_kernels_are_those_of_the_layers(tmp_path: Path) -> None:
     graph = emitted.graphs[0]
     kernels = fake_kernels(replace(graph.kernel_shape, dtype="bfloat16", kv_dtype="bfloat16"))
     with ExitStack() as opened:
-        network = parse_network(rtx(), graph.file, kernels, lambda line: None, opened)
+        network = parse_network(rtx(), graph.file, (kernels,), lambda line: None, opened)
         plugin = next(layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3")
         half = rtx().module.DataType.HALF
         with pytest.raises(BuildError, match=r"has the shape of the kernels, .*bfloat16.*; got .*float16"):

@@ -69,7 +69,8 @@ def test_a_gpu_without_code_is_named(built: tuple[int, ...], device: int) -> Non
 
 def test_a_shelf_names_one_carrier_and_knows_kernels_by_hash() -> None:
     shelf, kernels = KernelShelf(), fake_kernels(SHAPE)
-    assert [shelf.is_carrier(layer) for layer in ("b", "a", "b")] == [True, False, True]
+    assert [shelf.is_carrier(layer, "00") for layer in ("b", "a", "b")] == [True, False, True]
+    assert [shelf.is_carrier(layer, "01") for layer in ("a", "b")] == [True, False], "of other kernels"
     with pytest.raises(ArtifactError, match=f"none with the hash {kernels.sha256[:12]}"):
         shelf.find(kernels.sha256)
     assert shelf.find(shelf.put(kernels)) is kernels

@@ -115,7 +115,7 @@ def test_the_launch_is_ours_for_all_sizes(
     shape = KernelShape(*heads, 16, window=window, softcap=softcap)
     kernel, (plugin, module) = kernel_of(shape), registered()
     scales = (0.11785113, 2.0**-4, 8.0)
-    with plugin.building(PluginKernels(shape, (kernel,))):
+    with plugin.building([PluginKernels(shape, (kernel,))]):
         output, launch = module.definitions[PLUGIN_ID].build(SIZES, attributes_of(shape, scales))
     entry, _, parameters, arguments = launch
     num_tokens = num_sequences + more_tokens
@@ -145,7 +145,7 @@ def test_a_layer_of_another_shape_is_refused() -> None:
     plugin, module = registered()
     attributes = attributes_of(KernelShape(4, 2, 64, 16))
     with (
-        plugin.building(PluginKernels(SHAPE, (kernel_of(SHAPE),))),
+        plugin.building([PluginKernels(SHAPE, (kernel_of(SHAPE),))]),
         pytest.raises(BuildError, match=r"draftline::TreeAttention: has the shape of the kernels, .*num_heads=8"),
     ):
         module.definitions[PLUGIN_ID].build(SIZES, attributes)
