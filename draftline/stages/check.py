@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
@@ -68,6 +68,8 @@ def run(call: StageCall) -> CheckResult:
     where = call.pipeline.target.checkpoint
     check_heads(where, config)
     limit = check_length(config, call.pipeline.engine.max_seq_len)
+    for line in describe_factors(config.rotary_scaling, call.pipeline.engine.max_seq_len):
+        call.say(line)
     check_tokenizer(where, tokenizer, config.vocab_size)
     scales = pool_scales(call, call.advance)
     token_ids = tokenizer.encode(PLAIN_TEXT + WIDE_TEXT)
@@ -105,6 +107,19 @@ def check_length(config: CheckpointConfig, max_seq_len: int) -> int:
         cure = f"lower engine.max_seq_len to {limit}, or use a checkpoint with rope_scaling"
         raise CheckpointError("engine.max_seq_len", rule, max_seq_len, cure)
     return limit
+
+
+def describe_factors(scaling: Mapping[str, Any] | None, max_seq_len: int) -> Iterator[str]:
+    """Say which of longrope's two lists of factors all texts of the engine have, as its limit chooses."""
+    if scaling is not None and scaling["rope_type"] == "longrope":
+        original = int(scaling["original_max_position_embeddings"])
+        if max_seq_len > original:
+            yield (
+                f"longrope turns by the factors of texts beyond {original} tokens, as engine.max_seq_len is "
+                f"{max_seq_len}; where no text is longer set it to {original}"
+            )
+        else:
+            yield f"longrope turns by the factors of texts within {original} tokens: engine.max_seq_len is {max_seq_len}"
 
 
 def check_tokenizer(where: str, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -74,6 +74,26 @@ def test_a_row_does_not_depend_on_the_length_of_the_table(name: str, num_positio
         np.testing.assert_array_equal(one, other[:num_positions])
 
 
+@pytest.mark.parametrize("given", [{}, {"attention_factor": 1.25}, {"factor": 1.0}, {"factor": 8.0}])
+@pytest.mark.parametrize("max_seq_len", [128, 129])
+def test_longrope_has_the_factors_that_the_engines_limit_chooses(given: dict[str, float], max_seq_len: int) -> None:
+    """For texts of any length: a table may be longer than the limit, by what trees reach beyond it."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    lists = {"short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [1.0 + 2 * i for i in range(6)]}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 128.0, **lists, **given}
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, head_dim=16, max_position_embeddings=1024, rope_theta=5e4
+    )
+    config.rope_parameters = {**scaling, "rope_theta": 5e4, "partial_rotary_factor": 0.75}
+    found, magnitude = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=max_seq_len)
+    cosines, sines = build_rotary_tables(12, 5e4, scaling, 1024, 140, max_seq_len)
+    angles = np.arange(140)[:, None] * found.double().numpy()
+    np.testing.assert_allclose(cosines, np.cos(angles) * magnitude, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(sines, np.sin(angles) * magnitude, rtol=0, atol=1e-4)
+
+
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(BuildError, match=r"rotary_scaling.rope_type: must be default, .*; got longrope; "):
-        build_rotary_tables(16, 1e4, {"rope_type": "longrope"}, 64, 8)
+    with pytest.raises(BuildError, match=r"rotary_scaling.rope_type: must be default, .*; got proportional; "):
+        build_rotary_tables(16, 1e4, {"rope_type": "proportional"}, 64, 8)

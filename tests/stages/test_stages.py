@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -74,6 +75,17 @@ def test_every_stage_leaves_what_the_next_one_reads(root: Path, build_directory:
     assert report["has_chat_template"]
     reports = run_pipeline(pipeline(), build_directory, root=root, until="package")
     assert [report.reason for report in reports] == [None] * 4
+
+
+@pytest.mark.parametrize(("original", "said"), [(256, "within 256 tokens"), (255, "beyond 255 tokens.* set it to 255")])
+def test_check_says_which_factors_of_longrope_an_engine_has(tmp_path: Path, original: int, said: str) -> None:
+    """And a pipeline with a Phi-4-mini becomes an engine."""
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    keys = {"partial_rotary_factor": 0.75, "original_max_position_embeddings": original}
+    write_tiny_checkpoint(tmp_path / "model", "phi3", rope_scaling=scaling, extra_config=keys)
+    stream = io.StringIO()
+    run_pipeline(pipeline(), tmp_path / "build", root=tmp_path, until="build", progress=Progress(stream))
+    assert re.search(f"check: longrope turns by the factors of texts {said}", stream.getvalue())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
