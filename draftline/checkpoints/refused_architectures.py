@@ -57,6 +57,7 @@ REASONS: dict[str, str] = {
     "Llama4ForConditionalGeneration": f"{_IMAGES}, {_SOME_POSITIONS}, attention by chunks",
     "LlavaForConditionalGeneration": _IMAGES,
     "MambaForCausalLM": _STATES,
+    "MiniCPMForCausalLM": _MULTIPLIERS,
     "Mistral3ForConditionalGeneration": _IMAGES,
     "MllamaForConditionalGeneration": _IMAGES,
     "NemotronForCausalLM": f"{_LAYER_NORMS}, squared ReLU",
