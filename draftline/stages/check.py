@@ -119,7 +119,8 @@ def describe_factors(scaling: Mapping[str, Any] | None, max_seq_len: int) -> Ite
                 f"{max_seq_len}; where no text is longer set it to {original}"
             )
         else:
-            yield f"longrope turns by the factors of texts within {original} tokens: engine.max_seq_len is {max_seq_len}"
+            text = f"longrope turns by the factors of texts within {original} tokens"
+            yield f"{text}, as engine.max_seq_len is {max_seq_len}"
 
 
 def check_tokenizer(where: str, tokenizer: Tokenizer, vocab_size: int) -> None:
