@@ -10,7 +10,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable
-from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_float, c_size_t, c_uint64
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,8 @@ class Gpu:
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
-        self._device, context = c_int(), c_void_p()
-        self.driver.call("cuDeviceGet", byref(self._device), 0)
-        self.driver.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
-        self.driver.call("cuCtxSetCurrent", context)
+        self._device = driver.device(0)
+        driver.call("cuCtxSetCurrent", driver.handle("cuDevicePrimaryCtxRetain", self._device))
 
     @property
     def architecture(self) -> int:
@@ -59,9 +57,8 @@ class Gpu:
     @property
     def cuda_version(self) -> str:
         """The newest CUDA that the driver serves."""
-        version = c_int()
-        self.driver.call("cuDriverGetVersion", byref(version))
-        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+        version = self.driver.version()
+        return f"{version // 1000}.{version % 1000 // 10}"
 
     @property
     def memory_bytes(self) -> int:
@@ -76,38 +73,35 @@ class Gpu:
         return bits / 8 or None
 
     def attribute(self, code: int) -> int:
-        value = c_int()
-        self.driver.call("cuDeviceGetAttribute", byref(value), code, self._device)
-        return value.value
+        return self.driver.device_attribute(code, self._device)
 
     def allocate(self, num_bytes: int) -> int:
         address = c_uint64()
-        self.driver.call("cuMemAlloc_v2", byref(address), c_size_t(max(1, num_bytes)))
+        self.driver.call("cuMemAlloc_v2", byref(address), max(1, num_bytes))
         return address.value
 
     def free(self, *addresses: int) -> None:
         for address in addresses:
-            self.driver.call("cuMemFree_v2", c_uint64(address))
+            self.driver.call("cuMemFree_v2", address)
 
     def fill(self, address: int, byte: int, num_bytes: int) -> None:
-        self.driver.call("cuMemsetD8Async", c_uint64(address), c_uint(byte), c_size_t(num_bytes), c_void_p(STREAM))
+        self.driver.call("cuMemsetD8Async", address, byte, num_bytes, STREAM)
 
     def upload(self, array: NDArray[Any], address: int | None = None) -> int:
         """Copy an array to ``address``, or to new memory; return the address."""
         array = np.ascontiguousarray(array)
         where = self.allocate(array.nbytes) if address is None else address
         if array.nbytes:
-            self.driver.call("cuMemcpyHtoD_v2", c_uint64(where), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
+            self.driver.call("cuMemcpyHtoD_v2", where, array.ctypes.data, array.nbytes)
         return where
 
     def download(self, address: int, into: NDArray[Any]) -> None:
         """Copy from ``address`` into an array, after all work before."""
         self.synchronize()
-        self.driver.call("cuMemcpyDtoH_v2", c_void_p(into.ctypes.data), c_uint64(address), c_size_t(into.nbytes))
+        self.driver.call("cuMemcpyDtoH_v2", into.ctypes.data, address, into.nbytes)
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
-        arguments = c_uint64(destination), c_uint64(source), c_size_t(num_bytes), c_void_p(STREAM)
-        self.driver.call("cuMemcpyDtoDAsync_v2", *arguments)
+        self.driver.call("cuMemcpyDtoDAsync_v2", destination, source, num_bytes, STREAM)
 
     def synchronize(self) -> None:
         self.driver.call("cuCtxSynchronize")
@@ -119,16 +113,14 @@ class Gpu:
         """
         num_bytes = max(LEAST_FLUSHED_BYTES, 4 * self.attribute(L2_BYTES))
         flushed = self.allocate(num_bytes)
-        begin, end = c_void_p(), c_void_p()
-        for event in (begin, end):
-            self.driver.call("cuEventCreate", byref(event), 0)
+        begin, end = (self.driver.handle("cuEventCreate", 0) for _ in range(2))
         times = []
         try:
             for number in range(num_uncounted + num_calls):
                 self.fill(flushed, number % 2, num_bytes)
-                self.driver.call("cuEventRecord", begin, c_void_p(STREAM))
+                self.driver.call("cuEventRecord", begin, STREAM)
                 enqueue()
-                self.driver.call("cuEventRecord", end, c_void_p(STREAM))
+                self.driver.call("cuEventRecord", end, STREAM)
                 self.driver.call("cuEventSynchronize", end)
                 milliseconds = c_float()
                 self.driver.call("cuEventElapsedTime", byref(milliseconds), begin, end)

@@ -1,6 +1,6 @@
 """The GPU that sessions run on: its memory, one stream, and captured graphs, through CUDA's driver.
 
-Source of names, types and constants: CUDA driver API, cuda.h (https://docs.nvidia.com/cuda/cuda-driver-api/).
+Source of names and constants: CUDA driver API, cuda.h (https://docs.nvidia.com/cuda/cuda-driver-api/).
 """
 
 from __future__ import annotations
@@ -22,34 +22,6 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the stream does not wait for the def
 CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 ALIGNMENT = 256  # bytes: of cuMemAlloc's addresses, and of those that TensorRT takes
-
-_HANDLE, _ADDRESS, _SIZE, _REFERENCE = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, None
-# Symbols of libcuda, whose names are not always those of the header, and the types of their arguments. A number given
-# without its type would be passed in 32 bits; a reference has its type.
-FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "cuDeviceGet": (_REFERENCE, ctypes.c_int),
-    "cuDevicePrimaryCtxRetain": (_REFERENCE, ctypes.c_int),
-    "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
-    "cuCtxSetCurrent": (_HANDLE,),
-    "cuMemGetInfo_v2": (_REFERENCE, _REFERENCE),
-    "cuMemAlloc_v2": (_REFERENCE, _SIZE),
-    "cuMemFree_v2": (_ADDRESS,),
-    "cuMemAllocHost_v2": (_REFERENCE, _SIZE),
-    "cuMemFreeHost": (_HANDLE,),
-    "cuMemcpyHtoD_v2": (_ADDRESS, _HANDLE, _SIZE),
-    "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
-    "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
-    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, _SIZE, _HANDLE),
-    "cuStreamCreate": (_REFERENCE, ctypes.c_uint),
-    "cuStreamSynchronize": (_HANDLE,),
-    "cuStreamDestroy_v2": (_HANDLE,),
-    "cuStreamBeginCapture_v2": (_HANDLE, ctypes.c_int),
-    "cuStreamEndCapture": (_HANDLE, _REFERENCE),
-    "cuGraphInstantiateWithFlags": (_REFERENCE, _HANDLE, ctypes.c_ulonglong),
-    "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuGraphExecDestroy": (_HANDLE,),
-    "cuGraphDestroy": (_HANDLE,),
-}
 
 
 def aligned(num_bytes: int) -> int:
@@ -85,26 +57,24 @@ class CudaDevice:
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
         self.architecture = driver.architecture(0)
-        device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._device = device.value
-        self._context = self._handle("cuDevicePrimaryCtxRetain", self._device)
+        self._device = driver.device(0)
+        self._context = self.driver.handle("cuDevicePrimaryCtxRetain", self._device)
         self._threads = threading.local()
         self._memory: list[int] = []
         self._pinned: list[PinnedMemory] = []
         self.activate()
-        self.stream = self._handle("cuStreamCreate", NON_BLOCKING)
+        self.stream = self.driver.handle("cuStreamCreate", NON_BLOCKING)
 
     def activate(self) -> None:
         """Make the context that of the calling thread."""
         if not getattr(self._threads, "is_active", False):
-            self._call("cuCtxSetCurrent", self._context)
+            self.driver.call("cuCtxSetCurrent", self._context)
             self._threads.is_active = True
 
     def free_bytes(self) -> int:
         """Return the memory that nobody has taken, other processes included."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     def allocate(self, what: str, num_bytes: int) -> int:
@@ -114,7 +84,7 @@ class CudaDevice:
         """
         address = ctypes.c_uint64()
         try:
-            self._call("cuMemAlloc_v2", ctypes.byref(address), max(num_bytes, ALIGNMENT))
+            self.driver.call("cuMemAlloc_v2", ctypes.byref(address), max(num_bytes, ALIGNMENT))
         except DraftlineError as error:
             if OUT_OF_MEMORY not in str(error):
                 raise
@@ -126,7 +96,7 @@ class CudaDevice:
 
     def allocate_pinned(self, num_bytes: int) -> PinnedMemory:
         """Return host memory that lives until ``close``."""
-        address = self._handle("cuMemAllocHost_v2", max(num_bytes, ALIGNMENT))
+        address = self.driver.handle("cuMemAllocHost_v2", max(num_bytes, ALIGNMENT))
         self._pinned.append(PinnedMemory(address, num_bytes))
         return self._pinned[-1]
 
@@ -134,21 +104,21 @@ class CudaDevice:
         """Release host memory before ``close``."""
         self.wait_for(memory)
         self._pinned.remove(memory)
-        self._call("cuMemFreeHost", memory.address)
+        self.driver.call("cuMemFreeHost", memory.address)
 
     def upload(self, destination: int, values: NDArray[Any]) -> None:
         """Copy contiguous ``values`` to the device before returning."""
         assert values.flags.c_contiguous
-        self._call("cuMemcpyHtoD_v2", destination, values.ctypes.data, values.nbytes)
+        self.driver.call("cuMemcpyHtoD_v2", destination, values.ctypes.data, values.nbytes)
 
     def copy_in(self, destination: int, source: PinnedMemory, num_bytes: int) -> None:
         """Enqueue the copy of the first bytes of ``source``."""
         source.in_flight = True
-        self._call("cuMemcpyHtoDAsync_v2", destination, source.address, num_bytes, self.stream)
+        self.driver.call("cuMemcpyHtoDAsync_v2", destination, source.address, num_bytes, self.stream)
 
     def copy_out(self, destination: int, source: int, num_bytes: int) -> None:
         """Enqueue a copy to the host address ``destination``, inside of pinned memory."""
-        self._call("cuMemcpyDtoHAsync_v2", destination, source, num_bytes, self.stream)
+        self.driver.call("cuMemcpyDtoHAsync_v2", destination, source, num_bytes, self.stream)
 
     def copy_rows(
         self,
@@ -168,7 +138,7 @@ class CudaDevice:
         for first, end in itertools.pairwise([*np.flatnonzero(is_first).tolist(), len(rows)]):
             to = destination.address + int(places[first]) * width
             start = source.address + int(rows[first]) * source.row_bytes + first_byte
-            self._call("cuMemcpyDtoDAsync_v2", to, start, (end - first) * width, self.stream)
+            self.driver.call("cuMemcpyDtoDAsync_v2", to, start, (end - first) * width, self.stream)
 
     def wait_for(self, memory: PinnedMemory) -> None:
         """Wait until the stream has read ``memory``, if it still has to."""
@@ -177,7 +147,7 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """Wait until the stream is done."""
-        self._call("cuStreamSynchronize", self.stream)
+        self.driver.call("cuStreamSynchronize", self.stream)
         for memory in self._pinned:
             memory.in_flight = False
 
@@ -186,50 +156,38 @@ class CudaDevice:
 
         Returns the graph's handle for ``launch``; it lives until ``destroy_graph``.
         """
-        self._call("cuStreamBeginCapture_v2", self.stream, CAPTURE_THREAD_LOCAL)
+        self.driver.call("cuStreamBeginCapture_v2", self.stream, CAPTURE_THREAD_LOCAL)
         try:
             enqueue()
         except BaseException:  # else the stream would stay in the capture
-            self._call("cuGraphDestroy", self._end_capture())
+            self.driver.call("cuGraphDestroy", self._end_capture())
             raise
         graph = self._end_capture()
-        executable = self._handle("cuGraphInstantiateWithFlags", graph, 0)
-        self._call("cuGraphDestroy", graph)
+        executable = self.driver.handle("cuGraphInstantiateWithFlags", graph, 0)
+        self.driver.call("cuGraphDestroy", graph)
         return executable
 
     def _end_capture(self) -> int:
         graph = ctypes.c_void_p()
-        self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.driver.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         assert graph.value is not None
         return graph.value
 
     def launch(self, graph: int) -> None:
         """Enqueue a captured graph."""
-        self._call("cuGraphLaunch", graph, self.stream)
+        self.driver.call("cuGraphLaunch", graph, self.stream)
 
     def destroy_graph(self, graph: int) -> None:
         """Release a captured graph, before the engine whose kernels are in it."""
-        self._call("cuGraphExecDestroy", graph)
+        self.driver.call("cuGraphExecDestroy", graph)
 
     def close(self) -> None:
         """Wait for the stream and release memory, stream and context."""
         self.activate()
         self.synchronize()
         for address in self._memory:
-            self._call("cuMemFree_v2", address)
+            self.driver.call("cuMemFree_v2", address)
         for memory in self._pinned:
-            self._call("cuMemFreeHost", memory.address)
-        self._call("cuStreamDestroy_v2", self.stream)
-        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
-
-    def _handle(self, name: str, *arguments: object) -> int:
-        """Call a function that gives a pointer through its first argument; return the pointer."""
-        handle = ctypes.c_void_p()
-        self._call(name, ctypes.byref(handle), *arguments)
-        assert handle.value is not None
-        return handle.value
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        kinds = FUNCTIONS[name]
-        typed = (value if kind is _REFERENCE else kind(value) for kind, value in zip(kinds, arguments, strict=True))
-        self.driver.call(name, *typed)
+            self.driver.call("cuMemFreeHost", memory.address)
+        self.driver.call("cuStreamDestroy_v2", self.stream)
+        self.driver.call("cuDevicePrimaryCtxRelease_v2", self._device)

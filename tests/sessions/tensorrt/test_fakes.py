@@ -12,8 +12,9 @@ import pytest
 import tensorrt_rtx
 
 from draftline.errors import DraftlineError
-from draftline.sessions.tensorrt.cuda_device import FUNCTIONS, CudaDevice, Rows
-from draftline.sessions.tensorrt.cuda_driver import CudaDriver
+from draftline.sessions.tensorrt.cuda_device import CudaDevice, Rows
+from draftline.sessions.tensorrt.cuda_driver import FUNCTIONS, CudaDriver
+from tests.bench.gpu.fake_gpu import FakeLibrary
 from tests.sessions.tensorrt import fake_cuda
 from tests.sessions.tensorrt.fake_cuda import SYMBOLS, FakeCuda
 from tests.sessions.tensorrt.fake_vendor import FakeContext, FakeEngine, FakeRuntime, FakeRuntimeConfig
@@ -43,10 +44,11 @@ def test_methods_are_the_real_ones(fake: type) -> None:
         assert any(own[1:] == parameters for own in known), f"{name}{parameters} is none of {known}"
 
 
-def test_what_sessions_call_is_in_the_library() -> None:
-    assert set(FUNCTIONS) <= SYMBOLS
+def test_what_we_call_is_in_the_library() -> None:
     implemented = {name[1:] for name in vars(FakeCuda) if name.startswith("_cu")}
     assert implemented == SYMBOLS
+    of_the_check = {name for name in vars(FakeLibrary) if name.startswith("cu")}
+    assert {*FUNCTIONS, "cuGetErrorName"} == SYMBOLS | of_the_check
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def device(cuda: FakeCuda) -> CudaDevice:
 def refused(device: CudaDevice, name: str, *arguments: Any) -> str:
     """Make a call that fails; return the name of its status."""
     with pytest.raises(DraftlineError, match=f"CUDA: {name} succeeds; got ") as caught:
-        device._call(name, *arguments)
+        device.driver.call(name, *arguments)
     return str(caught.value).split("got ")[1].split(";")[0]
 
 
@@ -110,7 +112,7 @@ def test_memory_is_asked_of_whom_it_is(cuda: FakeCuda, device: CudaDevice) -> No
     for destination in (elsewhere.ctypes.data, memory):
         refused(device, "cuMemcpyDtoHAsync_v2", destination, memory, 8, device.stream)
     refused(device, "cuMemcpyDtoDAsync_v2", memory, pinned.address, 8, device.stream)
-    device._call("cuMemFree_v2", memory)
+    device.driver.call("cuMemFree_v2", memory)
     assert refused(device, "cuMemcpyDtoHAsync_v2", pinned.address, memory, 8, device.stream).endswith("ADDRESS")
     assert refused(device, "cuMemFree_v2", memory).endswith("VALUE")
     with pytest.raises(
