@@ -16,7 +16,8 @@ from draftline.sessions.engine_config import load_engine_config
 from draftline.sessions.opening import open_session
 from draftline.sessions.protocol import Session, StepBatch
 from draftline.sessions.tensorrt.check_steps import Sequences, prefill_sequences, tree_sequences
-from draftline.sessions.tensorrt.network_check import TOLERANCES, ids_differ, relative_difference
+from draftline.sessions.tensorrt.network_check import TOLERANCES
+from draftline.sessions.tensorrt.network_steps import ids_differ, relative_difference
 
 SEED = 6
 

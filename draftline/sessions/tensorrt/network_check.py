@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.errors import BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
-from draftline.oracle import FLOAT8_MAX
+from draftline.kernels.shape import KernelShape
 from draftline.sessions.available_cores import choose_num_threads
 from draftline.sessions.draft_builder import DraftSource
-from draftline.sessions.engine_config import DraftConfig, PoolDtype, PoolScales
-from draftline.sessions.tensorrt.check_steps import (
-    Sequences,
-    commit,
-    empty_pools,
-    prefill_sequences,
-    tree_sequences,
-)
-from draftline.sessions.tensorrt.emission import EmittedGraph, EmittedGraphs, emit_graphs
-from draftline.sessions.tensorrt.evaluation import evaluate_network, read_hidden_weights
-from draftline.sessions.tensorrt.network import ParsedNetwork, layers_of, parse_network
+from draftline.sessions.engine_config import PoolDtype, PoolScales
+from draftline.sessions.tensorrt.emission import emit_graphs
+from draftline.sessions.tensorrt.evaluation import read_hidden_weights
+from draftline.sessions.tensorrt.network import layers_of, parse_network
+from draftline.sessions.tensorrt.network_steps import CheckedGraph, NetworkSteps
 from draftline.sessions.tensorrt.plugin_kernels import PluginKernels
 from draftline.sessions.tensorrt.profiles import StepLimits
 from draftline.sessions.tensorrt.vendor import Vendor
 from draftline.speculation import TreeShape
 
-Array = NDArray[Any]
 # Of the largest magnitude in an output. float16 and bfloat16 round after every layer, 11 and 8 bits of a number.
 TOLERANCES: dict[NetworkDtype, float] = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
 # Beside a float8 pool: what lies in the middle of two numbers is rounded to either, a sixteenth away.
 FLOAT8_POOL_TOLERANCES: dict[NetworkDtype, float] = {"float32": 1e-2, "float16": 1e-1, "bfloat16": 2e-1}
-ID_OUTPUTS = {"greedy_ids": "logits", "candidate_ids": "candidate_log_probs", "head_ids": "head_log_probs"}
-FEATURE_INPUTS = ("target_features", "own_features")
-SEED = 6
 
 
 @dataclass(frozen=True)
@@ -59,14 +45,13 @@ class NetworkReport:
     tolerance: float
     differences: dict[str, float]
 
-
-class _Checked(NamedTuple):
-    """A graph that is run both ways: ``network`` by numpy, ``reference`` by ONNX Runtime."""
-
-    graph: EmittedGraph
-    network: ParsedNetwork
-    weights: Mapping[str, Array]
-    reference: Any
+    def check(self) -> None:
+        """Raise BuildError where an output is too far off."""
+        for output, difference in self.differences.items():
+            if not difference <= self.tolerance:
+                rule = f"the parsed network differs from ONNX Runtime by at most {self.tolerance:g}"
+                cure = "report this graph, or set check.network to never and engine.backend to onnxruntime"
+                raise BuildError(f"network check: {self.graph}: {output}", rule, f"{difference:.3g}", cure)
 
 
 def check_networks(
@@ -127,176 +112,26 @@ def check_networks(
             kernels = [PluginKernels(shape, ()) for shape in graph.kernel_shapes]
             network = parse_network(vendor, graph.file, kernels, log, opened)
             session = _open_reference(reference.file, num_threads)
-            checked = _Checked(graph, network, read_hidden_weights(graph.file), session)
-            steps = _Steps(checked, limits, token_ids)
+            tolerance = choose_tolerance(graph.kernel_shape)
+            checked = CheckedGraph(graph, network, read_hidden_weights(graph.file), session)
+            steps = NetworkSteps(checked, limits, token_ids, tolerance)
             if index == 0:
                 features = steps.run_target()
             else:
                 draft = emitted.drafts[int(graph.name.removeprefix("draft-"))]
                 steps.run_draft(draft, features, emitted)
-            reports.append(steps.report(dtype))
+            kinds = [kind for kind, _ in layers_of(network)]
+            counts = len(kinds), kinds.count("PLUGIN_V3")
+            report = NetworkReport(graph.name, dtype, *counts, tolerance, steps.differences)
+            report.check()
+            reports.append(report)
     return tuple(reports)
 
 
-class _Steps:
-    """Runs the two steps of a graph both ways. Pools and features are the reference's, for both."""
-
-    def __init__(self, checked: _Checked, limits: StepLimits, token_ids: Sequence[int]) -> None:
-        self._checked, self._block_size = checked, limits.block_size
-        self._ids = np.array(token_ids, np.int32)
-        random = np.random.default_rng(SEED)
-        self._prefill, num_blocks = prefill_sequences(limits.max_seq_len, limits.block_size, random)
-        shape = checked.graph.kernel_shape
-        names = [value.name for value in checked.reference.get_inputs()]
-        num_layers = sum(name.startswith("kv_pool.") for name in names)
-        pool_shape = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_size)
-        self._pools = empty_pools(num_layers, pool_shape, numpy_dtype(shape.kv_dtype))
-        tolerances = FLOAT8_POOL_TOLERANCES if shape.kv_dtype == "float8_e4m3fn" else TOLERANCES
-        self._tolerance, self._differences = tolerances[shape.dtype], dict[str, float]()
-
-    def run_target(self) -> Array | None:
-        """Run the target's graph; returns the features of the prefill, None without."""
-        first = self._run(self._target_feeds(self._prefill, 0))
-        lengths = [len(own) for own in self._prefill.parents]
-        commit(self._pools, self._stored(first["kv_rows"]), self._prefill, lengths)
-        self._run(self._target_feeds(tree_sequences(self._prefill), len(first["kv_rows"])))
-        return first.get("features")
-
-    def run_draft(self, draft: DraftConfig, features: Array | None, emitted: EmittedGraphs) -> None:
-        """Run a drafter's graph: first over the prefill's rows, then over two nodes behind each sequence's last row."""
-        sequences, ends = self._prefill, self._prefill.starts[1:] - 1
-        num_rows = int(sequences.starts[-1])
-        feeds = self._draft_feeds(sequences, np.arange(num_rows), 0, num_rows)
-        if draft.feature_size:
-            assert features is not None, "the target puts out what its drafters read"
-            columns = slice(draft.feature_start, draft.feature_start + draft.feature_size)
-            feeds |= self._feature_feeds(features[:, columns], np.zeros((0, draft.hidden_size), features.dtype))
-        first = self._run(feeds | {"candidate_rows": ends.astype(np.int32)})
-        lengths = [len(own) - 1 for own in sequences.parents]  # the last row stays in the step, as a kept one
-        rows = self._stored(first["kv_rows"])
-        commit(self._pools, rows, sequences, lengths)
-        nodes = Sequences(tuple(lengths), tuple(np.array([-1, 0, 0], np.int32) for _ in lengths), sequences.blocks)
-        kept, new = np.arange(len(ends)), len(ends) + np.arange(2 * len(ends)).reshape(-1, 2)
-        row_ids = np.concatenate([kept[:, None], new], axis=1).reshape(-1)
-        feeds = self._draft_feeds(nodes, row_ids, len(ends), 2 * len(ends)) | {"kept_kv": rows[ends]}
-        if draft.feature_size:
-            fed = np.repeat(first["hidden"][ends], 2, axis=0)
-            feeds |= self._feature_feeds(np.zeros((0, draft.feature_size), fed.dtype), fed)
-        self._run(feeds | {"candidate_rows": np.arange(2 * len(ends), dtype=np.int32)})
-
-    def report(self, dtype: NetworkDtype) -> NetworkReport:
-        """Return the report. Raises: BuildError where an output is too far off."""
-        kinds = [kind for kind, _ in layers_of(self._checked.network)]
-        name, tolerance = self._checked.graph.name, self._tolerance
-        for output, difference in self._differences.items():
-            if not difference <= tolerance:
-                rule = f"the parsed network differs from ONNX Runtime by at most {tolerance:g}"
-                cure = "report this graph, or set check.network to never and engine.backend to onnxruntime"
-                raise BuildError(f"network check: {name}: {output}", rule, f"{difference:.3g}", cure)
-        plugins = kinds.count("PLUGIN_V3")
-        return NetworkReport(name, dtype, len(kinds), plugins, tolerance, self._differences)
-
-    def _target_feeds(self, sequences: Sequences, first_id: int) -> dict[str, Array]:
-        num_rows = int(sequences.starts[-1])
-        return {
-            "input_ids": self._some_ids(first_id, num_rows),
-            "position_ids": sequences.positions,
-            "sample_rows": np.arange(num_rows, dtype=np.int32),
-            **sequences.attention_feeds(self._block_size),
-            **self._pools,
-        }
-
-    def _draft_feeds(self, sequences: Sequences, row_ids: Array, num_kept: int, num_new: int) -> dict[str, Array]:
-        """``row_ids [T]``: M kept rows first, then N new ones, in packed order."""
-        new_rows = np.argsort(row_ids)[num_kept:].astype(np.int32)
-        pool = self._pools["kv_pool.0"]
-        heads = 2 * len(self._pools) * pool.shape[2]
-        return {
-            "input_ids": self._some_ids(1, num_new),
-            "position_ids": sequences.positions[new_rows],
-            "kept_kv": np.zeros((0, heads, pool.shape[4]), pool.dtype),
-            "row_ids": row_ids.astype(np.int32),
-            "new_rows": new_rows,
-            **sequences.attention_feeds(self._block_size),
-            **self._pools,
-        }
-
-    def _feature_feeds(self, target: Array, own: Array) -> dict[str, Array]:
-        return {"target_features": target, "own_features": own}
-
-    def _some_ids(self, first: int, count: int) -> Array:
-        return np.take(self._ids, np.arange(first, first + count), mode="wrap")
-
-    def _stored(self, kv_rows: Array) -> Array:
-        """Round rows of the reference to the numbers that the pool holds."""
-        dtype = self._pools["kv_pool.0"].dtype
-        if not self._checked.graph.pool_scales:
-            return kv_rows.astype(dtype)
-        scales = np.array(self._checked.graph.pool_scales, np.float32).reshape(1, -1, 1, 1)
-        planes = kv_rows.reshape(len(kv_rows), scales.size, -1, kv_rows.shape[-1]).astype(np.float32)
-        return np.clip(planes / scales, -FLOAT8_MAX, FLOAT8_MAX).astype(dtype).reshape(kv_rows.shape)
-
-    def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        """Run both ways and compare; returns the reference's outputs."""
-        found = evaluate_network(self._checked.network, self._own_feeds(feeds), self._checked.weights)
-        session = self._checked.reference
-        names = [output.name for output in session.get_outputs()]
-        expected: dict[str, Array] = dict(zip(names, session.run(None, self._reference_feeds(feeds)), strict=True))
-        for name, value in expected.items():
-            if name in ID_OUTPUTS:
-                difference = 1.0 if ids_differ(found[name], value, expected[ID_OUTPUTS[name]], self._tolerance) else 0.0
-            else:
-                difference = relative_difference(found[name], value)
-            self._differences[name] = max(self._differences.get(name, 0.0), difference)
-        return expected
-
-    def _own_feeds(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        """Give features the network's dtype, and the pool of float8 numbers as their bits."""
-        dtype = numpy_dtype(self._checked.graph.kernel_shape.dtype)
-        features = {name: feeds[name].astype(dtype) for name in FEATURE_INPUTS if name in feeds}
-        bits = {name: value.view(np.int8) for name, value in feeds.items() if value.dtype.name == "float8_e4m3fn"}
-        return feeds | features | bits
-
-    def _reference_feeds(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        """Widen what is bfloat16, where the reference is in float32, and the numbers of a float8 pool to its rows."""
-        dtype = np.float16 if self._checked.graph.kernel_shape.dtype == "float16" else np.float32
-        widened = {name: value.astype(dtype) for name, value in feeds.items() if value.dtype.name == "bfloat16"}
-        for layer, scales in enumerate(self._checked.graph.pool_scales):
-            numbers = feeds[f"kv_pool.{layer}"].astype(np.float32)
-            widened[f"kv_pool.{layer}"] = (numbers * np.array(scales, np.float32).reshape(2, 1, 1, 1)).astype(dtype)
-        return feeds | widened
-
-
-def relative_difference(found: Array, expected: Array) -> float:
-    """Return the largest difference as a share of the largest magnitude expected; infinite where one is not finite.
-
-    >>> round(relative_difference(np.array([1.0, -4.1]), np.array([1.1, -4.0])), 3)
-    0.025
-    """
-    a, b = found.astype(np.float64), expected.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("inf")
-    if not b.size:
-        return 0.0
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
-
-
-def ids_differ(found: Array, expected: Array, scores: Array, tolerance: float) -> bool:
-    """Tell whether ids differ where ``scores`` set them apart by more than the tolerance allows.
-
-    Shapes: ``found``, ``expected [R]`` with ``scores [R, V]``, the most probable token of all V; or
-    ``[..., k]`` with ``scores [..., k]``, those of the k ids, the highest first. The last of k has no known runner-up.
-    """
-    margin = 2 * tolerance * np.abs(scores).max()
-    if found.ndim < scores.ndim:
-        best, second = -np.sort(-scores, axis=-1)[..., :2].T
-        is_clear = best - second > margin
-    else:
-        gaps = scores[..., :-1] - scores[..., 1:]
-        before = np.concatenate([np.full_like(scores[..., :1], np.inf), gaps], axis=-1)
-        after = np.concatenate([gaps, np.zeros_like(scores[..., :1])], axis=-1)
-        is_clear = np.minimum(before, after) > margin
-    return bool((is_clear & (found != expected)).any())
+def choose_tolerance(shape: KernelShape) -> float:
+    """Return how far the outputs of a network with these kernels may be off."""
+    tolerances = FLOAT8_POOL_TOLERANCES if shape.kv_dtype == "float8_e4m3fn" else TOLERANCES
+    return tolerances[shape.dtype]
 
 
 def _open_reference(file: Path, num_threads: int) -> Any:

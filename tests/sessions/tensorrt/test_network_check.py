@@ -24,9 +24,8 @@ from draftline.sessions.tensorrt.network_check import (
     FLOAT8_POOL_TOLERANCES,
     NetworkReport,
     check_networks,
-    ids_differ,
-    relative_difference,
 )
+from draftline.sessions.tensorrt.network_steps import ids_differ, relative_difference
 from tests.sessions.tensorrt.plans import (
     LIMITS,
     TREE,
