@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 MANIFEST = "manifest.json"
 REPRODUCE = "reproduce.sh"
@@ -159,9 +160,8 @@ def _output_names(directory: Path) -> Iterator[str]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` whole or not at all."""
-    temporary = directory / f".{MANIFEST}.partial"
-    temporary.write_text(json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, directory / MANIFEST)
+    with replace_file(directory / MANIFEST) as partial:
+        partial.write_text(json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from draftline.stages.code import PACKAGE, imported_modules
 FLOORS = {
     "draftline.errors": 0,
     "draftline.config": 0,
-    "draftline.manifest": 0,
+    "draftline.manifest": 0.1,
     "draftline.share": 0,
+    "draftline.whole_file": 0,
     "draftline.tree": 1,
     "draftline.choices": 1,
     "draftline.speculation": 1.1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from draftline.bench.rounds import Measurement, Ratio
 from draftline.checkpoints.optional_package import import_optional
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 Entry = TypeVar("Entry", Measurement, Ratio)
 
@@ -89,8 +89,10 @@ def write_report(report: Report, directory: Path, draw: Callable[[Report, Path],
         "how_to_read": report.how_to_read,
     }
     text = json.dumps(document, indent=2) + "\n"
-    _replace(directory / "bench.json", lambda path: path.write_text(text, encoding="utf-8"))
-    _replace(directory / "bench.png", lambda path: (draw or _draw)(report, path))
+    with replace_file(directory / "bench.json") as partial:
+        partial.write_text(text, encoding="utf-8")
+    with replace_file(directory / "bench.png") as partial:
+        (draw or _draw)(report, partial)
 
 
 def load_report(path: Path) -> Report:
@@ -131,15 +133,6 @@ def spread(values: Sequence[float], digits: int) -> str:
     """Write the median, with the lowest and the highest in brackets."""
     numbers = (f"{number:.{digits}f}" for number in (statistics.median(values), min(values), max(values)))
     return "{} [{}, {}]".format(*numbers)
-
-
-def _replace(path: Path, write: Any) -> None:
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _draw(report: Report, path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from draftline.kernels.compiled import CompiledKernel
 from draftline.kernels.compiler import compile_kernel
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from draftline.kernels.source import import_triton, source_hash
+from draftline.whole_file import replace_file
 
 
 def kernel_key(name: str, shape: KernelShape, configuration: KernelConfiguration, architecture: int) -> str:
@@ -45,9 +45,8 @@ def load_or_compile(
         return _decode(path, path.read_text(encoding="utf-8"))
     kernel = compile_kernel(name, shape, configuration, architecture)
     cache.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_text(_encode(kernel), encoding="utf-8")
-    os.replace(partial, path)
+    with replace_file(path) as partial:
+        partial.write_text(_encode(kernel), encoding="utf-8")
     return kernel
 
 

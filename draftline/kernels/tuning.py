@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from draftline.kernels.configurations import candidates, default_configuration
 from draftline.kernels.cost import WORKLOADS, Workload
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from draftline.kernels.source import source_hash
+from draftline.whole_file import replace_file
 
 WHERE = "tuning of kernels"
 NUM_CALLS = 20
@@ -67,10 +67,9 @@ def tuned_path(shape: KernelShape, architecture: int, cache: Path) -> Path:
 def write_tuned(shape: KernelShape, architecture: int, configuration: KernelConfiguration, cache: Path) -> Path:
     path = tuned_path(shape, architecture, cache)
     cache.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     document = {"source": source_hash(), "configuration": asdict(configuration)}
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    with replace_file(path) as partial:
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from draftline.bench.report import import_matplotlib
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 HOW_TO_READ = """\
 acceptance_length counts a step's accepted draft tokens and the token that the target adds, mean over all steps of all
@@ -72,8 +71,10 @@ def write_report(report: AcceptanceReport, directory: Path) -> None:
     import_matplotlib()
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(report) | {"how_to_read": HOW_TO_READ}, indent=2) + "\n"
-    _replace(directory / "acceptance.json", lambda path: path.write_text(text, encoding="utf-8"))
-    _replace(directory / "acceptance.png", lambda path: draw_acceptance(report, path))
+    with replace_file(directory / "acceptance.json") as partial:
+        partial.write_text(text, encoding="utf-8")
+    with replace_file(directory / "acceptance.png") as partial:
+        draw_acceptance(report, partial)
 
 
 def load_report(path: Path) -> AcceptanceReport:
@@ -114,12 +115,3 @@ def draw_acceptance(report: AcceptanceReport, path: Path) -> None:
         panel.legend(title="acceptance_length", fontsize=8, title_fontsize=8, frameon=False)
     panels[0].set_ylabel("acceptance_rate_at[depth]")
     figure.savefig(path, dpi=150)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import torch
 
 from draftline.checkpoints.disk_space import disk_full_named
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 STATE_FILE = "state.pt"
 CURE = "move it away, and training starts anew"
@@ -50,19 +51,14 @@ def save_state(directory: Path, state: State) -> None:
     Raises: CheckpointError where the disk is full; the old state stays.
     """
     path = directory / STATE_FILE
-    partial = path.with_name(f"{path.name}.partial")
     tensors = [value for value in state.head.values() if isinstance(value, torch.Tensor)]
     num_bytes = 3 * sum(tensor.nbytes for tensor in tensors)  # the optimiser keeps two numbers of each weight
-    try:
-        with disk_full_named(path, num_bytes):
-            with partial.open("wb") as file:
-                torch.save({**vars(state), "position": asdict(state.position)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-            _sync(directory)
-    finally:
-        partial.unlink(missing_ok=True)
+    with disk_full_named(path, num_bytes):
+        with replace_file(path) as partial, partial.open("wb") as file:
+            torch.save({**vars(state), "position": asdict(state.position)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(directory)
 
 
 def load_state(directory: Path) -> State | None:

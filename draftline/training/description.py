@@ -14,6 +14,7 @@ from draftline.checkpoints import tokenizer, trtllm
 from draftline.errors import ArtifactError
 from draftline.manifest import MANIFEST, FileHasher, load_manifest
 from draftline.sessions.engine_config import PoolDtype
+from draftline.whole_file import replace_file
 
 DESCRIPTION_FILE = "description.json"
 FORMAT_VERSION = 1  # of all files of a store
@@ -64,13 +65,11 @@ def hash_tokenizer(checkpoint: Path) -> str:
 def write_description(directory: Path, description: Description) -> None:
     """Write ``description.json`` whole or not at all."""
     path = directory / DESCRIPTION_FILE
-    temporary = path.with_name(f".{path.name}.partial")
     document = {"format_version": FORMAT_VERSION, **dataclasses.asdict(description)}
-    with temporary.open("w", encoding="utf-8") as file:
+    with replace_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def load_description(directory: Path) -> Description:

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftline.checkpoints.optional_package import import_optional
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 LOG_FILE = "log.jsonl"
 MOST_POINTS = 200  # of a curve: what is more is averaged
@@ -126,9 +127,5 @@ def _finish(figure: Any, axes: Any, path: Path, label: str) -> None:
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     axes.legend()
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    with replace_file(path) as partial:
         figure.savefig(partial, dpi=150)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from draftline.training.report import import_matplotlib
 from draftline.training.results import FURTHER, Results, fit_trend
+from draftline.whole_file import replace_file
 
 
 def draw_results(results: Results, path: Path) -> None:
@@ -38,9 +38,5 @@ def draw_results(results: Results, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False)
     rates.set_xticks(range(1, 1 + max(len(training.curve[-1].acceptance) for training in results.trainings)))
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    with replace_file(path) as partial:
         figure.savefig(partial, dpi=150)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from draftline.bench.gpu.findings import Finding
 from draftline.bench.gpu.running import PartReport
 from draftline.bench.pages import write_markdown_table
 from draftline.errors import ArtifactError
+from draftline.whole_file import replace_file
 
 JSON_FILE, PAGE_FILE = "gpu-check.json", "gpu-check.md"
 HOW_TO_READ = (
@@ -45,8 +45,10 @@ def write_check(report: CheckReport, directory: Path) -> None:
     for part in document["parts"]:
         for finding in part["findings"]:
             finding["value"] = finding["value"] if math.isfinite(finding["value"]) else None
-    _replace(directory / JSON_FILE, json.dumps(document, indent=2) + "\n")
-    _replace(directory / PAGE_FILE, "\n".join(["# scripts/gpu_check", "", *write_page(report), ""]))
+    with replace_file(directory / JSON_FILE) as partial:
+        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    with replace_file(directory / PAGE_FILE) as partial:
+        partial.write_text("\n".join(["# scripts/gpu_check", "", *write_page(report), ""]), encoding="utf-8")
 
 
 def load_check(path: Path) -> CheckReport:
@@ -102,12 +104,6 @@ def _cells(finding: Finding) -> list[str]:
     limit = "" if finding.limit is None else f"{finding.limit:.4g}"
     note = finding.note.replace("|", "\\|").replace("\n", " ")
     return [finding.what, f"{finding.value:.4g} {finding.unit}".rstrip(), limit, verdicts[finding.agrees], note]
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def describe_findings(part: PartReport, say: Callable[[str], None]) -> None:
