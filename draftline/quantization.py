@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 BLOCK = 32  # inputs that share a scale
 TILE = 16  # outputs that stand side by side
-LEAST_INPUT = np.float32(1e-30)  # a block of smaller inputs counts as zeros
+LEAST = np.float32(1e-30)  # a block of smaller inputs, or of weights to 4 bits, counts as zeros
+STEPS = 15  # of int4: from the lowest code to the highest
+_ROUNDED = 0.008  # by how much of itself a weight leaves its step where both ends were rounded to bfloat16, 2 ** -7
+_SAMPLE = 8  # inputs that tell whether the others are worth a look; almost none lie on steps by chance
 _SLICE_VALUES = 1 << 20  # weights in tiles at a time, so that what quantising needs beside the result stays small
 
 
@@ -47,9 +50,15 @@ def quantize_int4_blocks(
     half-byte); ``weight ~ (code - zero_point) * scale``, off by half a scale at most. Inputs beyond ``in`` are padded
     with zeros.
 
-    >>> packed, scales, zero_points = quantize_int4_blocks(np.array([[-2.5, 0.0, 2.5, 5.0]], np.float32), block=4)
+    A block that lies on 16 steps of some scale keeps it: weights that were quantised to 4 bits before, in groups that
+    are whole blocks, come out as they are, up to one rounding of float32.
+
+    >>> packed, scales, zero_points = quantize_int4_blocks(np.array([[-2.5, 0.0, 2.0, 5.0]], np.float32), block=4)
     >>> packed.tolist(), scales.tolist(), zero_points.tolist()
-    ([[[80, 250]]], [[0.5]], [[5]])
+    ([[[80, 249]]], [[0.5]], [[5]])
+    >>> packed, scales, zero_points = quantize_int4_blocks(np.array([[-7.5, 0.0, 2.5, 5.0]], np.float32), block=4)
+    >>> packed.tolist(), scales.tolist(), zero_points.tolist()
+    ([[[48, 84]]], [[2.5]], [[3]])
     """
     codes, scales, zeros = _int4_codes(_split_blocks(weight, block))
     out, num_blocks = scales.shape
@@ -126,7 +135,7 @@ def multiply_tiles(
         weights -= zero_points[:, :, None, :, None]
     blocks = _split_blocks(x, BLOCK)
     largest = np.abs(blocks).max(axis=2)
-    counts = largest >= LEAST_INPUT
+    counts = largest >= LEAST
     divisor = np.where(counts, largest, np.float32(1))
     inputs = np.rint(blocks * np.where(counts, np.float32(127) / divisor, np.float32(0))[..., None]).astype(np.int64)
     input_scales = np.where(counts, largest / np.float32(127), np.float32(0))
@@ -180,10 +189,35 @@ def _int4_codes(
     blocks: NDArray[np.float32],
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
-    scales = np.where(high > low, (high - low) / np.float32(15), np.float32(1)).astype(np.float32)
-    zeros = np.clip(np.rint(-low / scales), 0, 15).astype(np.uint8)
-    codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, 15).astype(np.uint8)
+    scales = np.where(high - low > LEAST, (high - low) / np.float32(STEPS), np.float32(1)).astype(np.float32)
+    has_steps = _find_steps(blocks[:, 0, :_SAMPLE]) > 0
+    if has_steps.any():
+        steps = _find_steps(blocks[has_steps])
+        scales[has_steps] = np.where(steps > 0, steps, scales[has_steps])
+    zeros = np.clip(np.rint(-low / scales), 0, STEPS).astype(np.uint8)
+    codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, STEPS).astype(np.uint8)
     return codes, scales, zeros
+
+
+def _find_steps(blocks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return of ``blocks [..., n]`` the largest step whose whole multiples their values are, 1 of zeros.
+
+    0 where there is none that reaches from the lowest value to the highest, 0 among them, in ``STEPS``.
+    """
+    largest = np.abs(blocks).max(axis=-1)
+    found = np.where(largest > LEAST, np.float32(0), np.float32(1))
+    for count in range(1, STEPS + 1):  # of steps to the largest value
+        places = np.nonzero(found == 0)
+        for width in (_SAMPLE, blocks.shape[-1]):
+            values = blocks[places][..., :width]
+            multiples = values * (np.float32(count) / largest[places])[..., None]
+            whole = np.rint(multiples)
+            fits = (np.abs(multiples - whole) <= _ROUNDED * np.abs(whole)).all(axis=-1)
+            fits &= np.maximum(whole.max(axis=-1), 0) - np.minimum(whole.min(axis=-1), 0) <= STEPS
+            places = tuple(place[fits] for place in places)
+        values, whole = values[fits].astype(np.float64), whole[fits]
+        found[places] = (values * whole).sum(axis=-1) / (whole * whole).sum(axis=-1)  # by least squares
+    return found
 
 
 def _split_blocks(weight: NDArray[np.float32], block: int) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from numpy.typing import NDArray
 
 import draftline.quantization
+from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.quantization import (
     BLOCK,
     TILE,
@@ -107,6 +108,38 @@ def test_a_grid_survives_int8(rows: int, num_blocks: int, seed: int) -> None:
     scales = 2.0 ** random.integers(-8, 3, (rows, num_blocks, 1))
     weight = (codes * scales).astype(np.float32).reshape(rows, -1)
     np.testing.assert_array_equal(dequantize_int8(*quantize_int8_blocks(weight)), weight)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.sampled_from(["float32", "float16", "bfloat16"]), st.integers(0, 2**32 - 1)
+)
+def test_codes_of_four_bits_survive_int4(rows: int, num_blocks: int, dtype: str, seed: int) -> None:
+    """Weights that were quantised before come back but for the roundings of their own dtype, and one of float32."""
+    random = np.random.default_rng(seed)
+    scales = random.uniform(1e-3, 1, (rows, num_blocks, 1)).astype(np.float16).astype(np.float32)
+    zeros = random.integers(0, 16, (rows, num_blocks, 1))
+    exact = (random.integers(0, 16, (rows, num_blocks, BLOCK)) - zeros) * scales
+    weight = exact.reshape(rows, -1).astype(numpy_dtype(dtype)).astype(np.float32)
+    restored = dequantize_int4(*quantize_int4_blocks(weight))
+    rounding = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    np.testing.assert_allclose(restored, exact.reshape(rows, -1), rtol=rounding, atol=0)
+
+
+def test_the_least_numbers_of_float32_are_zeros_to_int4() -> None:
+    restored = dequantize_int4(*quantize_int4_blocks(np.full((1, BLOCK), 1e-44, np.float32)))
+    assert not restored.any()
+
+
+def test_an_output_without_steps_keeps_the_widest_scale() -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 2 * BLOCK)).astype(np.float32)
+    weight[3, :BLOCK] = np.rint(weight[3, :BLOCK])  # one block of an output has steps, and the other has not
+    blocks = weight.reshape(8, 2, BLOCK)
+    widest = (np.maximum(blocks.max(axis=2), 0) - np.minimum(blocks.min(axis=2), 0)) / 15
+    _, scales, _ = quantize_int4_blocks(weight)
+    assert scales[3, 0] == 1
+    widest[3, 0] = 1
+    np.testing.assert_allclose(scales, widest, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 96])
