@@ -19,6 +19,7 @@ from draftline.errors import DraftlineError
 
 PIP_LINE = "pip install 'draftline[openvino]'"
 MODEL_FILE = "openvino_model.xml"
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 
 def write_openvino_model(checkpoint: Path, directory: Path, *, int8: bool) -> None:
@@ -28,8 +29,8 @@ def write_openvino_model(checkpoint: Path, directory: Path, *, int8: bool) -> No
     """
     config = load_checkpoint_config(checkpoint)
     is_plain = not (config.qkv_bias or config.dense_bias or config.mlp_bias or config.qk_norm or config.rotary_scaling)
-    if not is_plain or config.sliding_window:
-        rule = "the model for OpenVINO has no biases, norms of heads, rotary scaling or window"
+    if config.architecture not in ARCHITECTURES or not is_plain or config.sliding_window:
+        rule = "the model for OpenVINO is Llama's, and has no biases, norms of heads, rotary scaling or window"
         raise DraftlineError(checkpoint, rule, config.architecture, "leave openvino out: uninstall openvino-genai")
     openvino = import_optional("openvino", "the OpenVINO model", PIP_LINE)
     model = _Emitter(config, load_sources(checkpoint, config)).model()

@@ -10,7 +10,7 @@ from pathlib import Path
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.optional_package import import_optional
 from draftline.config import Pipeline, Train
-from draftline.errors import CheckpointError, DraftlineError, PipelineError
+from draftline.errors import CheckpointError, DraftlineError, PipelineError, TrainingError
 
 STEPS = ("convert", "answers", "train", "export", "measure")
 PROVENANCE_FILE = "provenance.json"
@@ -86,6 +86,13 @@ def _is_empty_folder(folder: Path) -> bool:
 def target_alone(pipeline: Pipeline) -> Pipeline:
     """Return the pipeline without its drafts, which need not exist yet."""
     return pipeline.model_copy(update={"draft": (), "tree": None, "acceptance": None, "train": None})
+
+
+def check_trainable(target: CheckpointConfig) -> None:
+    """Raise TrainingError for a target whose probabilities are not those of its ``lm_head``, which the losses read."""
+    if target.logit_softcap is not None:
+        rule, got = "heads learn logits that are not capped", f"a softcap of {target.logit_softcap:g}"
+        raise TrainingError(f"draftline train: {target.architecture}", rule, got, "choose another target")
 
 
 def default_captured_layers(target: CheckpointConfig) -> tuple[int, ...]:

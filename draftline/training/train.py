@@ -48,6 +48,7 @@ from draftline.training.steps import (
     check_packages,
     check_step,
     check_train_block,
+    check_trainable,
     default_captured_layers,
     find_difference,
     find_folders,
@@ -157,9 +158,11 @@ class _Run:
 
     def _describe(self) -> Description:
         settings, target = self.settings, self.folders.target
+        config = load_checkpoint_config(target)
+        check_trainable(config)
         return describe_answers(
             target,
-            captured_layers=default_captured_layers(load_checkpoint_config(target)),
+            captured_layers=default_captured_layers(config),
             weights_dtype=self.pipeline.engine.weights_dtype,
             prompts=settings.prompts,
             temperature=settings.temperature,

@@ -35,7 +35,7 @@ from draftline.training.prompts import Prompt
 from draftline.training.report import LOG_FILE, load_log
 from draftline.training.train import TrainReport, train_draft
 from tests.laws.likely_models import write_murmuring_target
-from tests.tiny_checkpoints import write_weights
+from tests.tiny_checkpoints import write_tiny_checkpoint, write_weights
 
 PROMPTS = [Prompt(f"sample/{number}", f"Sample number {number}, please.") for number in range(21)]
 
@@ -175,6 +175,14 @@ def test_what_is_refused_before_work_starts(root: Path, monkeypatch: pytest.Monk
     shutil.rmtree(root / "draft")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(MissingPackageError, match=r"got no such package; pip install 'draftline\[train\]'"):
+        run(root, pipeline())
+
+
+def test_a_target_that_caps_its_logits_is_refused_before_it_answers(root: Path) -> None:
+    """The losses read what ``lm_head`` gives, as probabilities."""
+    shutil.rmtree(root / "model")
+    write_tiny_checkpoint(root / "model", "gemma2", max_position_embeddings=256)
+    with pytest.raises(TrainingError, match=r"heads learn logits that are not capped; got a softcap of 6"):
         run(root, pipeline())
 
 
