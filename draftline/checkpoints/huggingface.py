@@ -12,11 +12,11 @@ from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.pytorch_file import open_pytorch_file
 from draftline.checkpoints.safetensors_file import read_chunks, tensor_locations
 from draftline.checkpoints.source_tensor import SourceCheckpoint, SourceTensor
-from draftline.checkpoints.tokenizer import check_tokenizer
+from draftline.checkpoints.tokenizer import TOKENIZER_FILE, check_tokenizer, copy_tokenizer
 from draftline.errors import CheckpointError
 
 # Copied to the converted checkpoint where present; only tokenizer.json is required.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 # In the order in which transformers looks for them.
 WEIGHTS_FILES = (
@@ -37,11 +37,14 @@ def open_huggingface(directory: Path, dtype: str) -> SourceCheckpoint:
     generation = load_json(generation_path) if generation_path.exists() else None
     config = parse_huggingface_config(load_json(directory / "config.json"), generation, dtype)
     check_tokenizer(directory, config.vocab_size)
-    return SourceCheckpoint(directory, config, open_weights(directory), partial(_copy_tokenizer, directory))
+    return SourceCheckpoint(
+        directory, config, open_weights(directory), partial(_copy_tokenizer, directory, config.vocab_size)
+    )
 
 
-def _copy_tokenizer(source: Path, destination: Path) -> None:
-    for name in TOKENIZER_FILES:
+def _copy_tokenizer(source: Path, vocab_size: int, destination: Path) -> None:
+    copy_tokenizer(source, destination, vocab_size)
+    for name in TOKENIZER_FILES[1:]:
         if (source / name).is_file():
             shutil.copyfile(source / name, destination / name)
 

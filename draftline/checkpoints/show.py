@@ -128,11 +128,11 @@ def _describe_head(path: Path, target_path: Path | None) -> Iterator[str]:
             if not names_no_layers
             else ("the check stage measures whether neighbours of these layers are meant")
         )
-    if target_path is not None and all((folder / TOKENIZER_FILE).is_file() for folder in (path, target_path)):
-        check_same_tokens(target_path, path)
-        yield "its tokenizer is the target's"
     if target is None:
         yield "not compared with a target: --target CHECKPOINT names one"
+    elif target_path is not None and all((folder / TOKENIZER_FILE).is_file() for folder in (path, target_path)):
+        check_same_tokens(target_path, path, target.vocab_size)
+        yield "its tokenizer is the target's"
 
 
 def _parameters(wanted: Iterable[TargetTensor], tensors: Mapping[str, SourceTensor]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +52,19 @@ class Tokenizer:
         """Return the id of every token, added ones included."""
         ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return ids
+
+    def tokens_without_rows(self, vocab_size: int) -> dict[str, int]:
+        """Return the special tokens that were added with ids which a model of ``vocab_size`` has not.
+
+        Gemma 3 adds one that stands for a part of an image to the tokenizer of its model of text, too.
+        """
+        own: dict[str, int] = self._backend.get_vocab(with_added_tokens=False)
+        added = self._backend.get_added_tokens_decoder().items()
+        return {
+            token.content: token_id
+            for token_id, token in added
+            if token_id >= vocab_size and token.special and token.content not in own
+        }
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """Render messages (``role``, ``content``) with the checkpoint's chat template, as transformers does.
@@ -110,13 +124,31 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def check_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Raise CheckpointError unless the tokenizer loads and all its ids are below ``vocab_size``."""
-    vocabulary = load_tokenizer(directory).vocabulary()
-    token, token_id = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
+    """Raise CheckpointError unless the tokenizer loads and all its ids are below ``vocab_size``.
+
+    Those of ``tokens_without_rows`` are left out when the tokenizer is copied.
+    """
+    tokenizer = load_tokenizer(directory)
+    vocabulary = tokenizer.vocabulary().items() - tokenizer.tokens_without_rows(vocab_size).items()
+    token, token_id = max(vocabulary, key=lambda item: item[1], default=("", -1))
     if token_id >= vocab_size:
         cure = "use the tokenizer of this very checkpoint"
         got = f"id {token_id} of {token!r}"
         raise CheckpointError(directory / TOKENIZER_FILE, f"token ids are below vocab_size {vocab_size}", got, cure)
+
+
+def copy_tokenizer(source: Path, destination: Path, vocab_size: int) -> None:
+    """Copy ``tokenizer.json`` into a folder, for a model of ``vocab_size``: without tokens that it has no rows for.
+
+    Text that names one of these is then text, and makes no id that the embedding has not.
+    """
+    dropped = load_tokenizer(source).tokens_without_rows(vocab_size).values()
+    if not dropped:
+        shutil.copyfile(source / TOKENIZER_FILE, destination / TOKENIZER_FILE)
+        return
+    values = dict(load_json(source / TOKENIZER_FILE).values)
+    values["added_tokens"] = [token for token in values["added_tokens"] if token["id"] not in dropped]
+    (destination / TOKENIZER_FILE).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
 
 
 def _chat_template(directory: Path, settings: JsonObject) -> str | None:

@@ -43,6 +43,7 @@ def run(call: StageCall) -> ConvertResult:
     advances = _split_progress(call)
     target = convert_checkpoint(call.source, call.destination, dtype, advances[0])
     _say_unused_heads(call)
+    _say_dropped_tokens(call, target.vocab_size)
     draft_layers = []
     for index, (draft, source) in enumerate(zip(call.pipeline.draft, call.draft_sources, strict=True)):
         destination, advance = call.destination / draft_folder(index), advances[index + 1]
@@ -58,7 +59,7 @@ def run(call: StageCall) -> ConvertResult:
             draft_layers.append(head.num_layers)
             lines = describe_head(head, target)
             if (source / TOKENIZER_FILE).is_file():  # published with some heads, and of no other use than this
-                check_same_tokens(call.destination, source)
+                check_same_tokens(call.destination, source, target.vocab_size)
         for line in lines:
             call.say(f"{draft.method}: {line}")
     return ConvertResult(
@@ -81,6 +82,14 @@ def _say_unused_heads(call: StageCall) -> None:
         call.say(
             "the target holds Medusa heads, which are left out; a draft of method medusa from its folder reads them"
         )
+
+
+def _say_dropped_tokens(call: StageCall, vocab_size: int) -> None:
+    from draftline.checkpoints.tokenizer import TOKENIZER_FILE, load_tokenizer
+
+    if (call.source / TOKENIZER_FILE).is_file():
+        for token in load_tokenizer(call.source).tokens_without_rows(vocab_size):
+            call.say(f"the tokenizer's {token} is left out: the model has no row for it")
 
 
 def _split_progress(call: StageCall) -> list[Callable[[int, int], None]]:

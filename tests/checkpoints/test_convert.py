@@ -17,12 +17,21 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints import safetensors_file
 from draftline.checkpoints.convert import convert_checkpoint
+from draftline.checkpoints.drafts.vocabulary import check_same_tokens
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.safetensors_file import TensorEntry, map_tensor, tensor_locations, write_safetensors
+from draftline.checkpoints.tokenizer import load_tokenizer
 from draftline.checkpoints.trtllm import load_checkpoint_config
 from draftline.errors import CheckpointError
-from tests.tiny_checkpoints import CLASS_NAMES, Architecture, random_tensors, write_tiny_checkpoint, write_weights
+from tests.tiny_checkpoints import (
+    CLASS_NAMES,
+    NUM_TOKENS,
+    Architecture,
+    random_tensors,
+    write_tiny_checkpoint,
+    write_weights,
+)
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -253,6 +262,34 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "s", vocab_size=260)
     fails(source, "s/tokenizer.json: token ids are below vocab_size 260; got id 266 of 'an'")
+
+
+def add_token(directory: Path, token_id: int, content: str, *, special: bool = True) -> None:
+    path = directory / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["added_tokens"].append(values["added_tokens"][0] | {"id": token_id, "content": content, "special": special})
+    path.write_text(json.dumps(values))
+
+
+def test_special_tokens_that_the_model_has_no_rows_for_are_left_out(tmp_path: Path) -> None:
+    """As Gemma 3's for a part of an image. Text that names one is text, and reads rows that are there."""
+    source = write_tiny_checkpoint(tmp_path / "s", vocab_size=NUM_TOKENS)
+    add_token(source, NUM_TOKENS, "<image>")
+    convert_checkpoint(source, tmp_path / "c", "float32", ignore_progress)
+    before, tokenizer = load_tokenizer(source), load_tokenizer(tmp_path / "c")
+    assert before.encode("hello<image>")[-1] == NUM_TOKENS
+    assert max(tokenizer.encode("hello<image>")) < NUM_TOKENS
+    assert tokenizer.decode(tokenizer.encode("hello<image>")) == "hello<image>"
+    assert before.vocabulary().items() - tokenizer.vocabulary().items() == {("<image>", NUM_TOKENS)}
+    check_same_tokens(tmp_path / "c", source, NUM_TOKENS)
+    with pytest.raises(CheckpointError, match="no token '<image>', as the target's has none"):
+        check_same_tokens(tmp_path / "c", source, NUM_TOKENS + 1)
+
+
+def test_other_tokens_behind_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "s", vocab_size=NUM_TOKENS)
+    add_token(source, NUM_TOKENS, "word", special=False)
+    fails(source, f"token ids are below vocab_size {NUM_TOKENS}; got id {NUM_TOKENS} of 'word'")
 
 
 def test_a_missing_tokenizer_is_refused_with_its_cure(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from draftline.errors import CheckpointError
 _CURE = "choose a draft model of the target's family, with the very same tokenizer"
 
 
-def check_same_tokens(target_tokenizer_dir: Path, draft_tokenizer_dir: Path) -> dict[str, int]:
+def check_same_tokens(target_tokenizer_dir: Path, draft_tokenizer_dir: Path, vocab_size: int) -> dict[str, int]:
     """Return the ids of the target's tokens after checking that the draft's tokenizer gives all of them the same.
+
+    ``vocab_size``: of the model that both are used with; special tokens behind it (``tokens_without_rows``) count not.
 
     Raises: CheckpointError where a token differs (the message names the one with the lowest id).
     """
-    ours = load_tokenizer(target_tokenizer_dir).vocabulary()
-    theirs = load_tokenizer(draft_tokenizer_dir).vocabulary()
+    ours, theirs = (_vocabulary(directory, vocab_size) for directory in (target_tokenizer_dir, draft_tokenizer_dir))
     differing = {token for token, _ in ours.items() ^ theirs.items()}
     if differing:
         token = min(differing, key=lambda token: (ours.get(token, theirs.get(token, -1)), token))
@@ -28,6 +29,11 @@ def check_same_tokens(target_tokenizer_dir: Path, draft_tokenizer_dir: Path) -> 
         got += f", one of {len(differing)} tokens that differ"
         raise CheckpointError(draft_tokenizer_dir / TOKENIZER_FILE, rule, got, _CURE)
     return ours
+
+
+def _vocabulary(directory: Path, vocab_size: int) -> dict[str, int]:
+    tokenizer = load_tokenizer(directory)
+    return dict(tokenizer.vocabulary().items() - tokenizer.tokens_without_rows(vocab_size).items())
 
 
 def check_same_vocabulary(
@@ -41,7 +47,8 @@ def check_same_vocabulary(
     Raises:
         CheckpointError: a token differs (the message names the one with the lowest id), or a model has too few rows.
     """
-    ours = check_same_tokens(target_tokenizer_dir, draft_tokenizer_dir)
+    vocab_size = min(target.vocab_size, draft.vocab_size)
+    ours = check_same_tokens(target_tokenizer_dir, draft_tokenizer_dir, vocab_size)
     num_ids = 1 + max(ours.values(), default=-1)
     for where, model in ((target_tokenizer_dir, target), (draft_tokenizer_dir, draft)):
         if model.vocab_size < num_ids:
