@@ -9,7 +9,8 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ def converted_entries(
 
     def chunks(target: TargetTensor) -> Iterator[NDArray[Any]]:
         nonlocal done_bytes
-        for name, shape in target.sources:
-            for chunk in _part(converted_chunks(name, tensors[name], dtype), math.prod(shape), target):
+        for name, _ in target.sources:
+            for chunk in converted_chunks(name, _part(tensors[name], target.part), dtype):
                 if target.addend:
                     chunk = chunk.astype(np.float32) + np.float32(target.addend)
                 yield chunk
@@ -83,17 +84,23 @@ def converted_entries(
     return [TensorEntry(target.key, target.dtype(dtype), target.shape, partial(chunks, target)) for target in wanted]
 
 
-def _part(chunks: Iterable[NDArray[Any]], num_elements: int, target: TargetTensor) -> Iterator[NDArray[Any]]:
-    """Yield what of a source's ``num_elements``, in row-major order, the target takes."""
-    index, num_parts = target.part
-    first, last, position = (num_elements * end // num_parts for end in (index, index + 1, 0))
-    for chunk in chunks:
-        part = chunk[max(0, first - position) : max(0, last - position)]
-        position += len(chunk)
-        if part.size:
-            yield part
-        if position >= last:
-            return
+def _part(tensor: SourceTensor, part: tuple[int, int]) -> SourceTensor:
+    """Return the part i of n equal ones of a tensor's rows; ``part`` is (i, n)."""
+    index, num_parts = part
+    num_elements = math.prod(tensor.shape)
+    first, last = (num_elements * end // num_parts for end in (index, index + 1))
+
+    def chunks() -> Iterator[NDArray[Any]]:
+        position = 0
+        for chunk in tensor.chunks():
+            wanted = chunk[max(0, first - position) : max(0, last - position)]
+            position += len(chunk)
+            if wanted.size:
+                yield wanted
+            if position >= last:
+                return
+
+    return tensor if num_parts == 1 else replace(tensor, chunks=chunks)
 
 
 def converted_chunks(name: str, tensor: SourceTensor, dtype: str) -> Iterator[NDArray[Any]]:
