@@ -123,6 +123,14 @@ def test_layers_of_two_windows_agree(tmp_path: Path, architecture: Architecture,
     assert max(report.differences.values()) < TIGHT[dtype], report.differences
 
 
+def test_drafters_of_a_gemma_agree(tmp_path: Path) -> None:
+    """A head reads the embedding unscaled; a draft model has two kinds of kernels itself."""
+    reports = run_check(tmp_path, "gemma3", "bfloat16", ("eagle3", "draft_model", "medusa"))
+    assert [report.graph for report in reports] == ["model", "draft-0", "draft-1"]
+    for report in reports:
+        assert max(report.differences.values()) < TIGHT["bfloat16"], report.differences
+
+
 def test_rows_that_overflow_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BuildError, match=r"target: rows of Gemma3ForCausalLM need more .* set target.dtype to bfloat16"

@@ -47,12 +47,18 @@ def plain(checkpoints: Engines) -> dict[str, Said]:
 
 
 def open_engine(
-    machine: FakeMachine, checkpoints: Engines, directory: Path, drafts: str, tree: Any, **options: Any
+    machine: FakeMachine,
+    checkpoints: Engines,
+    directory: Path,
+    drafts: str,
+    tree: Any,
+    target: str = "llama",
+    **options: Any,
 ) -> OpenEngine:
-    sources = [checkpoints.draft("llama", name) for name in drafts.split("+") if name]
+    sources = [checkpoints.draft(target, name) for name in drafts.split("+") if name]
     limits = LIMITS | options
     return OpenEngine(
-        build_fake_engine(machine, directory, checkpoints.target("llama"), drafts=sources, tree=tree, **limits)
+        build_fake_engine(machine, directory, checkpoints.target(target), drafts=sources, tree=tree, **limits)
     )
 
 
@@ -86,6 +92,21 @@ def test_the_same_text_as_on_a_cpu(
     assert (statistics.speculation.num_accepted_tokens > 0) == bool(drafts)
     num_replayed = machine.cuda.calls.count("cuGraphLaunch")
     assert (num_replayed > 20) == options.get("cuda_graphs", True)
+    opened.close()
+    assert machine.cuda.is_empty, "everything is released"
+
+
+def test_the_same_text_where_layers_have_kernels_of_two_windows(
+    machine: FakeMachine, checkpoints: Engines, tmp_path: Path
+) -> None:
+    requests = requests_of(7)
+    plain = checkpoints.open("gemma3", kernels="onnxruntime").serve().run_all(requests)
+    opened = open_engine(machine, checkpoints, tmp_path, "eagle3+nearly", DYNAMIC, target="gemma3")
+    traffic = opened.serve(max_num_tokens=64, max_blocks=40)
+    statistics = traffic.run_jostling(requests, Random(5), cancelling=0.1)
+    for name, expected in plain.items():
+        assert_said_plainly(traffic.said(name), expected)
+    assert statistics.speculation.num_accepted_tokens > 0
     opened.close()
     assert machine.cuda.is_empty, "everything is released"
 
