@@ -30,23 +30,24 @@ void check_shape(const Tensor& tensor, const char* name, std::initializer_list<i
 
 using GateKernel = void (*)(const float* gate, const float* up, float* out, size_t count);
 
-void gate_rows(Call& call, GateKernel kernel) {
+void gate_rows(Call& call, GateKernel kernel, bool up_first) {
   const Tensor both = call.input(0);
   if (both.num_dims != 2 || both.dims[1] % 2 != 0) throw Error("the input is a matrix of two equal halves");
   const int64_t num_rows = both.dims[0], size = both.dims[1] / 2;
   float* out = call.output<float>(0, std::array{num_rows, size});
   if (size == 0) return;
   for_rows(call, num_rows, size, [&](int64_t t) {
-    const float* gate = both.as<float>() + 2 * size * t;
-    kernel(gate, gate + size, out + size * t, static_cast<size_t>(size));
+    const float* first = both.as<float>() + 2 * size * t;
+    const float *gate = first + (up_first ? size : 0), *up = first + (up_first ? 0 : size);
+    kernel(gate, up, out + size * t, static_cast<size_t>(size));
   });
 }
 
 }  // namespace
 
-void SiluGate::compute(Call& call) const { gate_rows(call, kernels()->silu_gate); }
+void SiluGate::compute(Call& call) const { gate_rows(call, kernels()->silu_gate, up_first_); }
 
-void GeluGate::compute(Call& call) const { gate_rows(call, kernels()->gelu_gate); }
+void GeluGate::compute(Call& call) const { gate_rows(call, kernels()->gelu_gate, false); }
 
 void AddNorm::compute(Call& call) const {
   const Tensor x = call.input(0), y = call.input(1), weight = call.input(2);

@@ -5,15 +5,19 @@
 
 namespace draftline {
 
-// SiluGate(both [T, 2 F]) -> out [T, F]: silu(both[:, :F]) * both[:, F:].
-struct SiluGate {
+// SiluGate(both [T, 2 F]) -> out [T, F]: silu(both[:, :F]) * both[:, F:]; with up_first silu is of the second half.
+class SiluGate {
+ public:
   static constexpr const char* kName = "SiluGate";
   static constexpr ort::ElementType kInputs[] = {ort::kFloat};
   static constexpr ort::ElementType kOutputs[] = {ort::kFloat};
   static constexpr size_t kNumRequired = 1;
 
-  explicit SiluGate(const Attributes&) {}
+  explicit SiluGate(const Attributes& attributes) : up_first_(attributes.flag("up_first")) {}
   void compute(Call& call) const;
+
+ private:
+  bool up_first_;
 };
 
 // GeluGate(both [T, 2 F]) -> out [T, F]: gelu(both[:, :F]) * both[:, F:]; of GELU its approximation by tanh.

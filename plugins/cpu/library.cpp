@@ -9,6 +9,8 @@
 #include <mutex>
 #include <string>
 
+#include "chosen_linear.h"
+#include "chosen_quantized_matmul.h"
 #include "decoder_layer.h"
 #include "kernels.h"
 #include "linear.h"
@@ -70,6 +72,8 @@ ort::Status* create_domain(const ort::Api& api, ort::CustomOpDomain** out) {
       describe<Linear>(),
       describe<QuantizedMatMul>(),
       describe<QuantizedEmbedding>(),
+      describe<ChosenLinear>(),
+      describe<ChosenQuantizedMatMul>(),
       describe<Sample>(),
       describe<TopCandidates>(),
       describe<TreeAttention>(),

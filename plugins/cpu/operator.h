@@ -48,6 +48,13 @@ class Attributes {
     detail::check(api_, api_.int_attribute(info_, name, &value), name);
     return value;
   }
+  // Whether an integer is there and not 0.
+  bool flag(const char* name) const {
+    int64_t value = 0;
+    ort::Status* absent = api_.int_attribute(info_, name, &value);
+    if (absent != nullptr) api_.release_status(absent);
+    return absent == nullptr && value != 0;
+  }
   // A number of things, small enough for products of three.
   int64_t size(const char* name) const {
     constexpr int64_t kMost = 1 << 20;

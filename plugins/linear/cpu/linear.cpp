@@ -2,11 +2,10 @@
 
 #include "kernels.h"
 #include "linear_product.h"
+#include "scratch.h"
 
 namespace draftline {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Nanoseconds of one output on one core, whatever the core: only the size of a piece of work depends on it.
 int64_t output_ns(int64_t num_rows, int64_t num_inputs) {
@@ -19,6 +18,12 @@ constexpr int64_t kPieceOutputs = 16;      // of many rows: what a core reads ag
 
 }  // namespace
 
+int64_t outputs_of_piece(int64_t num_rows, int64_t num_inputs) {
+  const int64_t piece_ns = num_rows == 1 ? kOneRowPieceNs : kPieceNs;
+  const int64_t least = std::max(kPieceOutputs, piece_ns / output_ns(num_rows, num_inputs));
+  return ceil_div(least, kOutputGroup) * kOutputGroup;
+}
+
 void Linear::compute(Call& call) const {
   const Tensor x = call.input(0), weight = call.input(1);
   if (x.num_dims != 2 || weight.num_dims != 2 || x.dims[1] != weight.dims[1])
@@ -29,9 +34,7 @@ void Linear::compute(Call& call) const {
   float* y = call.output<float>(0, std::array{num_rows, num_outputs});
   if (num_rows == 0 || num_outputs == 0) return;
 
-  const int64_t piece_ns = num_rows == 1 ? kOneRowPieceNs : kPieceNs;
-  const int64_t least = std::max(kPieceOutputs, piece_ns / output_ns(num_rows, num_inputs));
-  const int64_t piece = ceil_div(least, kOutputGroup) * kOutputGroup;
+  const int64_t piece = outputs_of_piece(num_rows, num_inputs);
   auto multiply_piece = [&, kernel = kernels()->multiply_rows](size_t index) {
     const int64_t first = static_cast<int64_t>(index) * piece;
     LinearProduct product;

@@ -16,4 +16,7 @@ struct Linear {
   void compute(Call& call) const;
 };
 
+// Outputs of a piece of work: of a product of so many rows.
+int64_t outputs_of_piece(int64_t num_rows, int64_t num_inputs);
+
 }  // namespace draftline

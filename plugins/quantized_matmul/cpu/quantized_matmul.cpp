@@ -1,17 +1,12 @@
 #include "quantized_matmul.h"
 
-#include <vector>
-
-#include "kernels.h"
+#include "quantized_product.h"
 #include "tile_product.h"
 
 namespace draftline {
 namespace {
 
 constexpr int64_t kTile = kTileOutputs, kBlock = kBlockInputs;
-constexpr size_t kAlignment = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> expected) {
   if (tensor.num_dims == expected.size() && std::equal(expected.begin(), expected.end(), tensor.dims.begin())) return;
@@ -19,22 +14,6 @@ void check_shape(const Tensor& tensor, const char* name, std::initializer_list<i
   for (const int64_t dim : expected) text += " " + std::to_string(dim);
   throw Error(text);
 }
-
-// Memory of the calling thread that calls share: it grows to what the largest one needs.
-uint8_t* scratch(size_t num_bytes) {
-  thread_local std::vector<uint8_t> memory;
-  if (memory.size() < num_bytes + kAlignment) memory.resize(num_bytes + kAlignment);
-  const size_t offset = -reinterpret_cast<uintptr_t>(memory.data()) % kAlignment;
-  return memory.data() + offset;
-}
-
-// Nanoseconds of one block of a tile on one core, whatever the core: only the size of a piece of work depends on it.
-int64_t block_ns(int64_t num_rows) { return std::max<int64_t>(40, 3 * num_rows); }
-
-constexpr int64_t kPieceNs = 4000;           // a smaller piece of work is not worth handing out
-constexpr int64_t kPanelBytes = 192 << 10;   // of quantised rows that stay in a core's cache while tiles pass
-constexpr int64_t kSerialInputs = 16 << 10;  // as many inputs are quantised before a second thread has woken
-constexpr int64_t kPrefetchBytes = 4096;
 
 }  // namespace
 
@@ -56,58 +35,28 @@ void QuantizedMatMul::compute(Call& call) const {
   float* y = call.output<float>(0, std::array{num_rows, num_outputs_});
   if (num_rows == 0) return;
 
-  // Rows stand in groups, and a group block by block, each block with its rows side by side.
-  const int64_t num_groups = ceil_div(num_rows, kGroupRows), row_bytes = num_blocks * kRowBlockBytes;
-  uint8_t* rows = scratch(static_cast<size_t>(num_rows * row_bytes));
-  const auto rows_of = [=](int64_t group) { return std::min(kGroupRows, num_rows - group * kGroupRows); };
-  const Kernels& run = *kernels();
-  auto quantize_group = [&](size_t index) {
-    const int64_t group = static_cast<int64_t>(index), first = group * kGroupRows;
-    run.quantize_rows(x.as<float>() + first * num_inputs_, rows_of(group), num_inputs_, bits_ == 8 ? 128 : 1,
-                      rows + first * row_bytes);
+  thread_local Scratch memory;
+  const int64_t row_bytes = quantized_row_bytes(num_inputs_);
+  uint8_t* rows = memory.get(static_cast<size_t>(num_rows * row_bytes));
+  auto quantize = [&](size_t index) {
+    const int64_t first = static_cast<int64_t>(index) * kGroupRows;
+    quantize_group(x.as<float>() + first * num_inputs_, std::min(kGroupRows, num_rows - first), num_inputs_, bits_,
+                   rows + first * row_bytes);
   };
+  const auto num_groups = static_cast<size_t>(ceil_div(num_rows, kGroupRows));
   if (num_rows * num_inputs_ <= kSerialInputs) {
-    for (int64_t group = 0; group < num_groups; ++group) quantize_group(static_cast<size_t>(group));
+    for (size_t group = 0; group < num_groups; ++group) quantize(group);
   } else {
-    call.parallel_for(static_cast<size_t>(num_groups), 0, quantize_group);
+    call.parallel_for(num_groups, 0, quantize);
   }
 
-  const auto multiply = bits_ == 8 ? run.multiply_tile_8 : run.multiply_tile_4;
-  const int64_t tile_bytes = num_blocks * bits_ * kTile * 4, tile_scales = num_blocks * kTile;
-  const int64_t piece = std::max<int64_t>(1, kPieceNs / (num_blocks * block_ns(num_rows)));
-  const int64_t panel = std::max<int64_t>(1, kPanelBytes / (kGroupRows * row_bytes));  // in groups
-  // One group alone waits for memory: it asks for what comes a little later, of which the second cache has more under
-  // way at a time. Of several, each asks for its part of the next tile.
-  const int64_t prefetch_step = 64 * ceil_div(bits_, std::min(num_groups, panel));
-  const auto first_line = [=](int64_t group) {
-    return std::min(group % panel * prefetch_step, 64 * bits_) * num_blocks;
+  const QuantizedProduct product{codes.as<uint8_t>(), scales.as<float>(), zeros.as<uint8_t>(), rows, bits_, num_rows,
+                                 num_inputs_,         num_outputs_};
+  auto multiply = [&, tiles = product.piece_tiles()](size_t index) {
+    const auto piece = static_cast<int64_t>(index);
+    product.multiply_piece(piece, y + piece * tiles * kTile, num_outputs_);
   };
-  auto multiply_piece = [&](size_t index) {
-    const int64_t first_tile = static_cast<int64_t>(index) * piece;
-    const int64_t end_tile = std::min(first_tile + piece, num_tiles);
-    for (int64_t first_group = 0; first_group < num_groups; first_group += panel) {
-      const int64_t end_group = std::min(first_group + panel, num_groups);
-      for (int64_t tile = first_tile; tile < end_tile; ++tile) {
-        for (int64_t group = first_group; group < end_group; ++group) {
-          TileProduct product;
-          product.codes = codes.as<uint8_t>() + tile * tile_bytes;
-          product.scales = scales.as<float>() + tile * tile_scales;
-          product.zeros = bits_ == 4 ? zeros.as<uint8_t>() + tile * tile_scales : nullptr;
-          product.rows = rows + group * kGroupRows * row_bytes;
-          product.num_blocks = num_blocks;
-          product.num_rows = rows_of(group);
-          product.num_outputs = std::min(kTile, num_outputs_ - tile * kTile);
-          product.y = y + group * kGroupRows * num_outputs_ + tile * kTile;
-          product.y_stride = num_outputs_;
-          product.prefetch = product.codes + (num_groups == 1 ? kPrefetchBytes : tile_bytes + first_line(group));
-          product.prefetch_step = prefetch_step;
-          product.prefetches_far = num_groups == 1;
-          multiply(product);
-        }
-      }
-    }
-  };
-  call.parallel_for(static_cast<size_t>(ceil_div(num_tiles, piece)), 0, multiply_piece);
+  call.parallel_for(static_cast<size_t>(product.num_pieces()), 0, multiply);
 }
 
 QuantizedEmbedding::QuantizedEmbedding(const Attributes& attributes) : num_inputs_(attributes.size("num_inputs")) {}
