@@ -13,7 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 
-Architecture = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3"]
+Architecture = Literal[
+    "llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"
+]
 CLASS_NAMES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -24,6 +26,8 @@ CLASS_NAMES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it is not the architecture's name here
 WINDOW = 24
@@ -46,6 +50,14 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "sliding_window_pattern": 2,
         "rope_local_base_freq": 1000.0,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
     },
     "phi3": {"pad_token_id": 0, "original_max_position_embeddings": 512, "sliding_window": None},
 }
@@ -137,6 +149,12 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
         mean = 0.0 if is_gemma else 1.0  # its norms multiply by 1 + weight
         tensors[f"{name}.weight"] = (mean + 0.1 * generator.standard_normal(size)).astype(np.float32)
 
+    def add_experts(prefix: str, count: int, size: int, names: tuple[str, str, str]) -> None:
+        add_linear(f"{prefix}.gate", count, hidden, False)
+        for expert in range(count):
+            for name, rows, columns in zip(names, (size, size, hidden), (hidden, hidden, size), strict=True):
+                add_linear(f"{prefix}.experts.{expert}.{name}", rows, columns, False)
+
     embedding_scale = 2.0 / hidden**0.5 if config["tie_word_embeddings"] else 1.0
     embedding = generator.standard_normal((config["vocab_size"], hidden)) * embedding_scale
     tensors["model.embed_tokens.weight"] = embedding.astype(np.float32)
@@ -149,15 +167,21 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
             add_linear(f"{prefix}.self_attn.k_proj", kv_rows, hidden, qkv_bias)
             add_linear(f"{prefix}.self_attn.v_proj", kv_rows, hidden, qkv_bias)
         add_linear(f"{prefix}.self_attn.o_proj", hidden, q_rows, dense_bias)
-        if model_type in ("qwen3", "gemma3_text"):
+        if model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
             add_norm(f"{prefix}.self_attn.q_norm", head)
             add_norm(f"{prefix}.self_attn.k_norm", head)
-        if is_phi3:
-            add_linear(f"{prefix}.mlp.gate_up_proj", 2 * ffn, hidden, False)
+        if model_type == "mixtral":
+            add_experts(f"{prefix}.block_sparse_moe", config["num_local_experts"], ffn, ("w1", "w3", "w2"))
+        elif model_type == "qwen3_moe":
+            names = "gate_proj", "up_proj", "down_proj"
+            add_experts(f"{prefix}.mlp", config["num_experts"], config["moe_intermediate_size"], names)
         else:
-            add_linear(f"{prefix}.mlp.gate_proj", ffn, hidden, config.get("mlp_bias"))
-            add_linear(f"{prefix}.mlp.up_proj", ffn, hidden, config.get("mlp_bias"))
-        add_linear(f"{prefix}.mlp.down_proj", hidden, ffn, config.get("mlp_bias"))
+            if is_phi3:
+                add_linear(f"{prefix}.mlp.gate_up_proj", 2 * ffn, hidden, False)
+            else:
+                add_linear(f"{prefix}.mlp.gate_proj", ffn, hidden, config.get("mlp_bias"))
+                add_linear(f"{prefix}.mlp.up_proj", ffn, hidden, config.get("mlp_bias"))
+            add_linear(f"{prefix}.mlp.down_proj", hidden, ffn, config.get("mlp_bias"))
         add_norm(f"{prefix}.input_layernorm", hidden)
         add_norm(f"{prefix}.post_attention_layernorm", hidden)
         if model_type in ("gemma2", "gemma3_text"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.families import FAMILIES
-from draftline.checkpoints.names import weight_map
+from draftline.checkpoints.names import EXPERT_NAMES, LAYER_SOURCE_PREFIX, weight_map
 from draftline.checkpoints.optional_package import import_optional
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.checkpoints.trtllm import WEIGHTS_FILE, load_checkpoint_config
@@ -47,7 +47,10 @@ class TransformersReference:
         model = self._transformers.AutoModelForCausalLM.from_config(
             self._build_config(config), dtype=self._torch.float32
         )
-        state = {name: self._torch.from_numpy(array) for name, array in load_sources(checkpoint, config).items()}
+        arrays = load_sources(checkpoint, config)
+        if config.experts is not None:
+            arrays = _with_joined_experts(arrays, config, config.experts.num_experts)
+        state = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
         if config.share_embedding_table:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, strict=True)
@@ -127,6 +130,17 @@ class TransformersReference:
             if config.architecture == "LlamaForCausalLM"
             else {}
         )
+        experts = config.experts
+        sparse = (
+            {}
+            if experts is None
+            else {
+                "num_local_experts": experts.num_experts,
+                "num_experts_per_tok": experts.per_token,
+                "moe_intermediate_size": experts.intermediate_size,
+                "norm_topk_prob": experts.renormalises,
+            }
+        )
         return self._transformers.AutoConfig.for_model(
             FAMILIES[config.architecture].model_type,
             vocab_size=config.vocab_size,
@@ -143,6 +157,7 @@ class TransformersReference:
             sliding_window=config.sliding_window,
             tie_word_embeddings=config.share_embedding_table,
             **biases,
+            **sparse,
         )
 
 
@@ -153,6 +168,24 @@ def load_sources(checkpoint: Path, config: CheckpointConfig) -> dict[str, NDArra
     sources: dict[str, NDArray[np.float32]] = {}
     for target in weight_map(config):
         rows = np.array(map_tensor(path, locations[target.key]), np.float32)
+        rows = rows.reshape(-1, *rows.shape[2:]) if rows.ndim == 3 else rows
         for name, shape in target.sources:
             sources[name], rows = rows[: shape[0]], rows[shape[0] :]
     return sources
+
+
+def _with_joined_experts(
+    sources: dict[str, NDArray[np.float32]], config: CheckpointConfig, num_experts: int
+) -> dict[str, NDArray[np.float32]]:
+    """Name experts as the modules of transformers 5 do, which hold those of a layer in two tensors."""
+    joined, names = dict(sources), EXPERT_NAMES[config.architecture]
+    for layer in range(config.num_hidden_layers):
+        prefix = LAYER_SOURCE_PREFIX.format(layer=layer)
+
+        def of_all(name: str, prefix: str = prefix) -> NDArray[np.float32]:
+            return np.stack([joined.pop(f"{prefix}{name.format(expert)}.weight") for expert in range(num_experts)])
+
+        joined[f"{prefix}mlp.gate.weight"] = joined.pop(f"{prefix}{names.router}.weight")
+        joined[f"{prefix}mlp.experts.gate_up_proj"] = np.concatenate([of_all(names.gate), of_all(names.up)], axis=1)
+        joined[f"{prefix}mlp.experts.down_proj"] = of_all(names.down)
+    return joined

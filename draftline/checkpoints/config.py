@@ -7,12 +7,25 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The MLPs of every layer, of which a row goes through the ``per_token`` that the router gives most to.
+
+    Their weights are the softmax of the router's logits; ``renormalises``: those chosen are divided by their sum.
+    """
+
+    num_experts: int
+    per_token: int
+    intermediate_size: int
+    renormalises: bool
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """A decoder-only model in TensorRT-LLM's words (its ``config.json``; see ``trtllm.py`` for reading and writing).
 
     ``head_size`` may differ from ``hidden_size / num_attention_heads``. ``rotary_scaling`` is Hugging Face's
     ``rope_scaling`` mapping with the key ``rope_type`` (one of ``ROPE_TYPES``) or None. A softcap c of x is
-    c tanh(x / c).
+    c tanh(x / c). With ``experts`` no layer has an MLP of ``intermediate_size``.
     """
 
     architecture: str  # one of ``FAMILIES``
@@ -34,6 +47,7 @@ class CheckpointConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # attention.q_layernorm / k_layernorm over head_size (Qwen3)
     share_embedding_table: bool = False  # lm_head.weight is absent: the embedding serves
+    experts: Experts | None = None
     sliding_window: int | None = None  # layers attend to the last `sliding_window` tokens, itself included
     full_layers: tuple[int, ...] = ()  # layers that attend to everything, beside those with the window
     eos_token_ids: tuple[int, ...] = field(default=())

@@ -36,6 +36,8 @@ class Family:
     local_rotary_base: float | None = None  # rope_local_base_freq absent; None = windows change no rotary embedding
     partial_rotary: bool = False  # partial_rotary_factor may be less than 1
     rope_aliases: tuple[tuple[str, str], ...] = ()  # other names of rope_type
+    experts_width: str | None = None  # the key of the width of an expert's MLP; None = there are no experts
+    renormalises: bool | None = None  # of experts: the weights of those chosen; None = norm_topk_prob decides
 
 
 _QWEN3 = Family(
@@ -92,6 +94,15 @@ FAMILIES: dict[str, Family] = {
         full_every_key="sliding_window_pattern",
         rotary_base=1e6,
         local_rotary_base=1e4,
+    ),
+    "MixtralForCausalLM": Family("mixtral", rotary_base=1e6, experts_width="intermediate_size", renormalises=True),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        qkv_bias=None,
+        dense_bias=None,
+        qk_norm=True,
+        window_switch=True,
+        experts_width="moe_intermediate_size",
     ),
     "Phi3ForCausalLM": Family(
         "phi3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.config import CheckpointConfig, Experts
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.families import FAMILIES, Family
 from draftline.checkpoints.huggingface_rotary import parse_rotary
@@ -71,6 +71,7 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
         mlp_bias=config.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         share_embedding_table=config.flag("tie_word_embeddings", family.tied_default),
+        experts=_experts(config, family),
         sliding_window=window,
         full_layers=full_layers,
         eos_token_ids=end_ids or config.integers("eos_token_id"),
@@ -120,12 +121,33 @@ def _softcaps(config: JsonObject, family: Family) -> tuple[float | None, float |
     )
 
 
+def _experts(config: JsonObject, family: Family) -> Experts | None:
+    if family.experts_width is None:
+        return None
+    # transformers 5 writes num_local_experts of every architecture, earlier ones num_experts of Qwen's.
+    num_experts = config.optional_integer("num_local_experts") or config.integer("num_experts")
+    if config.optional_integer("num_experts") not in (None, num_experts):
+        raise config.error("num_experts", f"num_local_experts ({num_experts})", config.get("num_experts"))
+    per_token = config.integer("num_experts_per_tok")
+    if per_token > num_experts:
+        raise config.error("num_experts_per_tok", f"at most the number of experts ({num_experts})", per_token)
+    step, dense_layers = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    if step != 1 or dense_layers not in (None, []):
+        got, cure = f"decoder_sparse_step {step}, mlp_only_layers {dense_layers}", "choose a model without dense layers"
+        raise CheckpointError(config.where, "every layer has experts", got, cure)
+    renormalises = config.flag("norm_topk_prob", False) if family.renormalises is None else family.renormalises
+    return Experts(num_experts, per_token, config.integer(family.experts_width), renormalises)
+
+
 def _windows(config: JsonObject, family: Family) -> tuple[int | None, tuple[int, ...]]:
     """Return the window, and the layers that have none where others have it."""
     has_window = "sliding_window" in config.values  # null is a value here: no window
     window = config.optional_integer("sliding_window") if has_window else family.window_default
     if family.window_switch and not config.flag("use_sliding_window", False):
         window = None
+    elif family.window_switch and family.experts_width is not None:
+        cure = "set it to false for short texts: releases of transformers disagree on the layers that have a window"
+        raise config.error("use_sliding_window", "false", True, cure)
     kinds = _layer_kinds(config, family, window)
     if WINDOWED in kinds and window is None:
         raise config.error("sliding_window", "a length where layers have windows", None)

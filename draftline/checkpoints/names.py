@@ -1,8 +1,9 @@
 """Weight maps as data tables: the table is the converter.
 
 Source: ``convert_hf_llama`` and the Qwen loader of TensorRT-LLM. Traps: ``mlp.fc`` is Hugging Face's ``gate_proj`` and
-``mlp.gate`` its ``up_proj``; ``attention.qkv`` is q, k, v joined along rows; ``post_layernorm`` is the norm before the
-MLP, but behind attention where there are norms behind both (Gemma 2 and 3). Linear weights are [out, in] on both sides.
+``mlp.gate`` its ``up_proj``, but of experts ``mlp.fc`` is ``up_proj`` above ``gate_proj``; ``attention.qkv`` is q, k, v
+joined along rows; ``post_layernorm`` is the norm before the MLP, but behind attention where there are norms behind both
+(Gemma 2 and 3). Linear weights are [out, in] on both sides.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.families import FAMILIES
@@ -23,7 +25,8 @@ class WeightRule:
 
     ``rows`` gives the symbolic row count of each source, ``columns`` is None for vectors. ``when`` names the field of
     ``CheckpointConfig`` that must be true, with ``not `` for one that must be false. ``part`` (i, n): ``key`` is the
-    part i of n equal ones of its source's rows. ``is_norm``: of an RMS norm.
+    part i of n equal ones of its source's rows. ``is_norm``: of an RMS norm. ``num_matrices``: ``key`` is so many
+    matrices, ``[matrices, rows, columns]``, and each has as many of the rows.
     """
 
     key: str
@@ -33,6 +36,7 @@ class WeightRule:
     when: str | None = None
     part: tuple[int, int] = (0, 1)
     is_norm: bool = False
+    num_matrices: int | None = None
 
 
 def _norm(key: str, source: str, rows: str = "hidden", when: str | None = None) -> WeightRule:
@@ -54,11 +58,11 @@ LAYER_RULES: tuple[WeightRule, ...] = (
     _norm("post_layernorm", "post_attention_layernorm"),
     _norm("pre_feedforward_layernorm", "pre_feedforward_layernorm", when="post_norms"),
     # fc and gate are neighbours in the file, so one initializer of a graph may span both.
-    WeightRule("mlp.fc.weight", ("mlp.gate_proj.weight",), ("ffn",), "hidden"),
-    WeightRule("mlp.gate.weight", ("mlp.up_proj.weight",), ("ffn",), "hidden"),
+    WeightRule("mlp.fc.weight", ("mlp.gate_proj.weight",), ("ffn",), "hidden", when="not experts"),
+    WeightRule("mlp.gate.weight", ("mlp.up_proj.weight",), ("ffn",), "hidden", when="not experts"),
     WeightRule("mlp.fc.bias", ("mlp.gate_proj.bias",), ("ffn",), when="mlp_bias"),
     WeightRule("mlp.gate.bias", ("mlp.up_proj.bias",), ("ffn",), when="mlp_bias"),
-    WeightRule("mlp.proj.weight", ("mlp.down_proj.weight",), ("hidden",), "ffn"),
+    WeightRule("mlp.proj.weight", ("mlp.down_proj.weight",), ("hidden",), "ffn", when="not experts"),
     WeightRule("mlp.proj.bias", ("mlp.down_proj.bias",), ("hidden",), when="mlp_bias"),
     _norm("post_feedforward_layernorm", "post_feedforward_layernorm", when="post_norms"),
 )
@@ -68,6 +72,25 @@ JOINED_RULES: tuple[WeightRule, ...] = (
     WeightRule("mlp.fc.weight", ("mlp.gate_up_proj.weight",), ("ffn",), "hidden", part=(0, 2)),
     WeightRule("mlp.gate.weight", ("mlp.gate_up_proj.weight",), ("ffn",), "hidden", part=(1, 2)),
 )
+
+
+class ExpertNames(NamedTuple):
+    """What an architecture calls the router, and of each expert, by number, what ``mlp`` has of a dense layer."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+
+EXPERT_NAMES = {
+    "MixtralForCausalLM": ExpertNames(
+        "block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
+    ),
+    "Qwen3MoeForCausalLM": ExpertNames(
+        "mlp.gate", *(f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down"))
+    ),
+}
 FINAL_NORM = _norm("transformer.ln_f", "model.norm")
 LM_HEAD = WeightRule("lm_head.weight", ("lm_head.weight",), ("vocab",), "hidden", when="not share_embedding_table")
 
@@ -106,7 +129,7 @@ def weight_map(config: CheckpointConfig) -> list[TargetTensor]:
     rules = [EMBEDDING]
     for layer in range(config.num_hidden_layers):
         key_prefix, source_prefix = LAYER_KEY_PREFIX.format(layer=layer), LAYER_SOURCE_PREFIX.format(layer=layer)
-        for row in LAYER_RULES:
+        for row in (*LAYER_RULES, *expert_rules(config)):
             rule = joined.get(row.key, row)
             sources = tuple(source_prefix + source for source in rule.sources)
             rules.append(replace(rule, key=key_prefix + rule.key, sources=sources))
@@ -121,8 +144,24 @@ def weight_map(config: CheckpointConfig) -> list[TargetTensor]:
         "qkv": q_size + 2 * kv_size,
         "head": config.head_size,
     }
+    if config.experts is not None:
+        sizes |= {"experts": config.experts.num_experts, "expert_ffn": config.experts.intermediate_size}
     norm_addend = 1.0 if family.norms_add_one else 0.0
     return [_apply(rule, sizes, norm_addend) for rule in rules if _holds(rule.when, config)]
+
+
+def expert_rules(config: CheckpointConfig) -> tuple[WeightRule, ...]:
+    """Return the rows of a layer's experts: ``mlp.fc [experts, 2 * ffn, hidden]`` holds up_proj above gate_proj."""
+    if config.experts is None:
+        return ()
+    names, count = EXPERT_NAMES[config.architecture], config.experts.num_experts
+    fc = tuple(f"{name.format(expert)}.weight" for expert in range(count) for name in (names.up, names.gate))
+    proj = tuple(f"{names.down.format(expert)}.weight" for expert in range(count))
+    return (
+        WeightRule("mlp.router.weight", (f"{names.router}.weight",), ("experts",), "hidden"),
+        WeightRule("mlp.fc.weight", fc, ("expert_ffn",) * len(fc), "hidden", num_matrices=count),
+        WeightRule("mlp.proj.weight", proj, ("hidden",) * count, "expert_ffn", num_matrices=count),
+    )
 
 
 def check_tensors(config: CheckpointConfig, tensors: Mapping[str, SourceTensor], where: object) -> list[TargetTensor]:
@@ -185,7 +224,9 @@ def _apply(rule: WeightRule, sizes: Mapping[str, int], norm_addend: float) -> Ta
     shapes = [(num_parts * sizes[rows], *columns) for rows in rule.rows]
     total_rows = sum(shape[0] for shape in shapes) // num_parts
     sources = tuple(zip(rule.sources, shapes, strict=True))
-    return TargetTensor(rule.key, (total_rows, *columns), sources, rule.part, norm_addend if rule.is_norm else 0.0)
+    count = rule.num_matrices
+    shape = (total_rows, *columns) if count is None else (count, total_rows // count, *columns)
+    return TargetTensor(rule.key, shape, sources, rule.part, norm_addend if rule.is_norm else 0.0)
 
 
 def _holds(when: str | None, config: CheckpointConfig) -> bool:

@@ -77,6 +77,9 @@ def _describe_model(path: Path) -> Iterator[str]:
         f"{config.num_attention_heads} query and {config.num_key_value_heads} key/value heads of {config.head_size}, "
         f"{config.vocab_size} tokens{tied}"
     )
+    if config.experts is not None:
+        count, per_token, size = config.experts.num_experts, config.experts.per_token, config.experts.intermediate_size
+        yield f"experts: {count} of {size} in a layer, {per_token} for a token"
     yield _parameters(wanted, checkpoint.tensors)
     known = known_positions(config.max_position_embeddings, config.rotary_scaling)
     part = "" if config.rotary_fraction == 1 else f" of the first {config.rotary_size} elements of a head"

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.config import CheckpointConfig, Experts
 from draftline.checkpoints.dtypes import EXPONENT_BITS
 from draftline.checkpoints.families import FAMILIES
 from draftline.checkpoints.huggingface_rotary import ROPE_TYPES
@@ -54,7 +54,10 @@ FIXED: dict[str, Any] = {
     "use_parallel_embedding": False,
     "embedding_sharding_dim": 0,
 }
-QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+# Of models with experts: the object and the key that say what ``Experts`` does.
+MOE, MOE_WIDTH = "moe", "moe_intermediate_size"
+NORMALIZATION_MODES = {0: False, 1: True}  # normalization_mode -> Experts.renormalises
 
 _AGAIN = "convert the checkpoint again"
 
@@ -70,12 +73,36 @@ def config_values(config: CheckpointConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         KEYS.get(name, name): value
         for name, value in dataclasses.asdict(config).items()
-        if name not in FIELDS_OF_SOME or value != defaults[name]
+        if name != "experts" and (name not in FIELDS_OF_SOME or value != defaults[name])
     }
-    values |= FIXED
+    values |= FIXED | _experts_values(config.experts)
     if config.architecture in QWEN_TYPES:
         values["qwen_type"] = QWEN_TYPES[config.architecture]
     return values
+
+
+def _experts_values(experts: Experts | None) -> dict[str, Any]:
+    if experts is None:
+        return {}
+    modes = {renormalises: mode for mode, renormalises in NORMALIZATION_MODES.items()}
+    moe = {
+        "num_experts": experts.num_experts,
+        "top_k": experts.per_token,
+        "normalization_mode": modes[experts.renormalises],
+    }
+    return {MOE: moe, MOE_WIDTH: experts.intermediate_size}
+
+
+def _parse_experts(raw: JsonObject) -> Experts | None:
+    values = raw.get(MOE)
+    if values is None:
+        return None
+    if not isinstance(values, dict) or values.get("normalization_mode") not in NORMALIZATION_MODES:
+        known = ", ".join(map(str, NORMALIZATION_MODES))
+        raise raw.error(MOE, f"an object whose normalization_mode is one of {known}", values, _AGAIN)
+    moe = JsonObject(raw.where, values)
+    renormalises = NORMALIZATION_MODES[values["normalization_mode"]]
+    return Experts(moe.integer("num_experts"), moe.integer("top_k"), raw.integer(MOE_WIDTH), renormalises)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -132,6 +159,7 @@ def parse_config(raw: JsonObject) -> CheckpointConfig:
         mlp_bias=raw.flag("mlp_bias"),
         qk_norm=raw.flag(KEYS["qk_norm"]),
         share_embedding_table=raw.flag("share_embedding_table"),
+        experts=_parse_experts(raw),
         sliding_window=raw.optional_integer("sliding_window"),
         full_layers=raw.integers("full_layers"),
         eos_token_ids=raw.integers("eos_token_ids"),

@@ -45,6 +45,16 @@ class Linear:
             y = self._quantized(x, name, num_inputs, num_outputs)
         return self._graph.op("Add", y, self._weight(f"{name}.bias")) if bias else y
 
+    def emit_chosen(self, x: str, name: str, ids: str, num_inputs: int, num_outputs: int) -> str:
+        """Append products with matrices that rows choose, for operators that multiply so.
+
+        ``x [R, num_inputs]``, ``ids [N] int64`` with N a multiple of R -> ``[N, num_outputs] float32``: row n is that
+        of row ``n // (N / R)`` of x and matrix ``ids[n]``.
+        """
+        if f"{name}.weight" in self._weights:
+            return self._graph.op("ChosenLinear", x, ids, self._weight(f"{name}.weight"), domain=DRAFTLINE, name=name)
+        return self._native("ChosenQuantizedMatMul", (x, ids), name, num_inputs, num_outputs)
+
     def embed(self, ids: str, name: str, hidden_size: int) -> str:
         """Append the lookup of rows ``ids [T]`` in the embedding ``name``; returns ``[T, hidden_size] float32``."""
         if f"{name}.weight" in self._weights:
@@ -89,7 +99,7 @@ class Linear:
 
     def _quantized(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
         if f"{name}.weight_scale_tiles" in self._weights:
-            return self._native(x, name, num_inputs, num_outputs)
+            return self._native("QuantizedMatMul", (x,), name, num_inputs, num_outputs)
         bits = 8 if f"{name}.weight_int8" in self._weights else 4
         inputs = [self._weight(f"{name}.weight_int{bits}"), self._weight(f"{name}.weight_scale")]
         if bits == 4:
@@ -107,14 +117,14 @@ class Linear:
             accuracy_level=4,  # activations in int8 by block of a row: fastest, and the row law holds
         )
 
-    def _native(self, x: str, name: str, num_inputs: int, num_outputs: int) -> str:
+    def _native(self, op: str, rows: tuple[str, ...], name: str, num_inputs: int, num_outputs: int) -> str:
         bits = 8 if f"{name}.weight_int8_tiles" in self._weights else 4
         inputs = [self._weight(f"{name}.weight_{suffix}_tiles") for suffix in (f"int{bits}", "scale")]
         if bits == 4:
             inputs.append(self._weight(f"{name}.weight_zero_tiles"))
         return self._graph.op(
-            "QuantizedMatMul",
-            x,
+            op,
+            *rows,
             *inputs,
             domain=DRAFTLINE,
             name=name,

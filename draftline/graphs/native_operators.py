@@ -15,6 +15,7 @@ class NativeOperators:
     """Implements ``Operators``. TreeAttention is an operator, not a function."""
 
     onnx_type: int = TensorProto.FLOAT
+    multiplies_chosen = True
 
     def functions(self) -> list[onnx.FunctionProto]:
         return []
@@ -45,8 +46,8 @@ class NativeOperators:
         )
         return q, k, v
 
-    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
-        return graph.op("SiluGate", both, domain=DRAFTLINE)
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int, up_first: bool = False) -> str:
+        return graph.op("SiluGate", both, domain=DRAFTLINE, up_first=int(up_first))
 
     def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
         return graph.op("GeluGate", both, domain=DRAFTLINE)

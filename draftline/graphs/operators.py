@@ -48,9 +48,11 @@ class HeadNorms(NamedTuple):
 
 class Operators(Protocol):
     """``functions``: model-local functions that a graph of these operators needs. ``onnx_type``: the ``TensorProto``
-    type of all rows of a network, the logits excepted, which are float32."""
+    type of all rows of a network, the logits excepted, which are float32. ``multiplies_chosen``: whether there are
+    products of rows with matrices that each chooses (``Linear.emit_chosen``)."""
 
     onnx_type: int
+    multiplies_chosen: bool
 
     def functions(self) -> list[onnx.FunctionProto]: ...
 
@@ -71,8 +73,8 @@ class Operators(Protocol):
         """
         ...
 
-    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
-        """Append ``silu(both[:, :size]) * both[:, size:]``."""
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int, up_first: bool = False) -> str:
+        """Append ``silu(both[:, :size]) * both[:, size:]``; ``up_first``: silu is of the second half."""
         ...
 
     def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
@@ -109,6 +111,7 @@ class PortableOperators:
     """Implements ``Operators`` in ONNX's own."""
 
     onnx_type: int = TensorProto.FLOAT
+    multiplies_chosen = False
 
     def functions(self) -> list[onnx.FunctionProto]:
         return [load_tree_attention_function()]
@@ -148,8 +151,9 @@ class PortableOperators:
             by_head(v, num_kv_heads),
         )
 
-    def silu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:
-        gate, up = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
+    def silu_gate(self, graph: OnnxGraph, both: str, size: int, up_first: bool = False) -> str:
+        halves = graph.ops("Split", both, graph.constant([size, size]), outputs=2, axis=1)
+        gate, up = reversed(halves) if up_first else halves
         return graph.op("Mul", graph.op("Mul", gate, graph.op("Sigmoid", gate)), up)
 
     def gelu_gate(self, graph: OnnxGraph, both: str, size: int) -> str:

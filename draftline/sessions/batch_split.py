@@ -20,10 +20,12 @@ FLOPS_PER_BYTE = 8  # arithmetic a CPU core does while it reads a byte from memo
 
 
 def count_parameters(model: CheckpointConfig) -> int:
-    """Count what a forward reads of a model's matrices: its layers and its projection to the vocabulary."""
+    """Count what a forward reads of a model's matrices at most: its layers, with all experts, and its lm_head."""
     q_size = model.num_attention_heads * model.head_size
     kv_size = model.num_key_value_heads * model.head_size
-    per_layer = model.hidden_size * (2 * q_size + 2 * kv_size + 3 * model.intermediate_size)
+    experts = model.experts
+    mlp_size = model.intermediate_size if experts is None else experts.num_experts * experts.intermediate_size
+    per_layer = model.hidden_size * (2 * q_size + 2 * kv_size + 3 * mlp_size)
     return model.num_hidden_layers * per_layer + model.vocab_size * model.hidden_size
 
 

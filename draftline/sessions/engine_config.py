@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import draftline
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.config import CheckpointConfig, Experts
 from draftline.errors import ArtifactError
 from draftline.speculation import EXACT, Acceptance, TreeShape
 
@@ -191,6 +191,9 @@ def load_engine_config(directory: Path) -> EngineConfig:
     _check_keys(model, _field_names(CheckpointConfig), f"{path}: model")
     for name in ("eos_token_ids", "full_layers"):
         model[name] = tuple(model[name])
+    if model["experts"] is not None:
+        _check_keys(model["experts"], _field_names(Experts), f"{path}: model.experts")
+        model["experts"] = Experts(**model["experts"])
     speculation = _read_speculation(document, path)
     tensorrt = _read_tensorrt(document.pop("tensorrt"), path)
     return EngineConfig(**document, model=CheckpointConfig(**model), **speculation, tensorrt=tensorrt)

@@ -81,7 +81,7 @@ def test_each_architecture_keeps_its_numbers(tmp_path: Path, architecture: Archi
         joined = np.concatenate([original[name] for name, _ in target.sources])
         index, num_parts = target.part
         part = np.split(joined, num_parts)[index] + np.float32(target.addend)
-        np.testing.assert_array_equal(converted[target.key], part)
+        np.testing.assert_array_equal(converted[target.key], part.reshape(target.shape))
         used |= {name for name, _ in target.sources}
     assert used == set(original)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.config import CheckpointConfig, Experts
 from draftline.checkpoints.huggingface_config import parse_huggingface_config
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.trtllm import parse_config, write_checkpoint_config
@@ -45,6 +45,17 @@ PHI4_MINI = LLAMA | {
     "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 4096,
     "rope_scaling": LONGROPE,
+}
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = MISTRAL | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "use_sliding_window": False,
 }
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -123,6 +134,21 @@ def test_windows() -> None:
     assert parse(switched | mixed).full_layers == (0, 2)
     assert parse(MISTRAL | {"architectures": ["MinistralForCausalLM"]} | mixed).full_layers == (0, 2)
     assert parse(MISTRAL | {"layer_types": ["sliding_attention"] * 4}).sliding_window == 4096
+
+
+def test_experts() -> None:
+    assert parse(QWEN3).experts is None
+    mixtral = parse(MIXTRAL | {"router_jitter_noise": 0.1})  # a training's
+    assert mixtral.experts == Experts(8, 2, 96, renormalises=True)
+    assert (mixtral.rotary_base, mixtral.sliding_window, mixtral.qk_norm) == (1e6, None, False)
+    qwen = parse(QWEN3_MOE | {"attention_bias": True})
+    assert qwen.experts == Experts(16, 4, 24, renormalises=True)
+    assert (qwen.qk_norm, qwen.qkv_bias, qwen.dense_bias, qwen.rotary_base) == (True, True, True, 10000.0)
+    assert (qwen.head_size, qwen.sliding_window, qwen.intermediate_size) == (16, None, 96)
+    of_class = {key: value for key, value in QWEN3_MOE.items() if key not in ("norm_topk_prob", "mlp_only_layers")}
+    assert parse(of_class).experts == Experts(16, 4, 24, renormalises=False)
+    renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 16}
+    assert parse(renamed) == parse(QWEN3_MOE)  # what transformers 5 writes
 
 
 def test_end_ids_come_from_the_generation_config_first() -> None:
@@ -237,6 +263,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "type": (LLAMA | {"hidden_size": "64"}, 'hidden_size is a positive integer; got "64"'),
     "boolean": (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers"),
     "missing": ({key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}, "rms_norm_eps"),
+    "no experts": (MIXTRAL | {"num_local_experts": None}, "num_experts is a positive integer; got nothing"),
+    "two counts": (QWEN3_MOE | {"num_local_experts": 8}, r"num_experts is num_local_experts \(8\); got 16"),
+    "chosen experts": (MIXTRAL | {"num_experts_per_tok": 9}, r"at most the number of experts \(8\); got 9"),
+    "dense layers": (QWEN3_MOE | {"mlp_only_layers": [0]}, r"every layer has experts; got .*mlp_only_layers \[0\]"),
+    "sparse step": (QWEN3_MOE | {"decoder_sparse_step": 2}, "every layer has experts; got decoder_sparse_step 2"),
+    "window of experts": (QWEN3_MOE | {"use_sliding_window": True}, "use_sliding_window is false"),
     "eos": (LLAMA | {"eos_token_id": "2"}, "eos_token_id"),
 }
 

@@ -146,6 +146,7 @@ def check_layout(layout: Layout) -> None:
     if config.dense_bias and is_qwen:
         rule = f"TensorRT-LLM's network of {config.architecture} has no bias behind attention"
         raise CheckpointError("target", rule, "attention_bias true", "set engine.backend to onnxruntime")
+    check_dense("target", config)
     if config.dense_bias != config.qkv_bias and not is_qwen:
         raise CheckpointError(
             "target", "q, k, v and o have biases, or none has", "some of them", "choose another model"
@@ -164,6 +165,14 @@ def check_layout(layout: Layout) -> None:
             raise CheckpointError("engine.pipeline_parallel_size", rule, mapping.pp_size, cure)
     for owner, network in networks:
         _check_divides(owner, network, mapping.tp_size, takes_hidden=speculation is not None)
+
+
+def check_dense(where: object, config: CheckpointConfig) -> None:
+    """Raise CheckpointError for a model with experts, which ranks may divide in two ways."""
+    if config.experts is not None:
+        rule = "checkpoints for ranks are of dense models, whose layers are divided in one way"
+        cure = "set engine.route to llmapi, or engine.backend to onnxruntime, tensorrt or tensorrt_rtx"
+        raise CheckpointError(where, rule, f"{config.architecture} with {config.experts.num_experts} experts", cure)
 
 
 def _check_divides(owner: str, network: CheckpointConfig | HeadConfig, tp_size: int, *, takes_hidden: bool) -> None:
