@@ -29,11 +29,10 @@ def emit_experts(
 ) -> str:
     """Append the experts ``prefix`` of ``x [T, hidden_size]``; returns ``[T, hidden_size]``.
 
-    The router's logits are made with matrices as they are in the checkpoint, its probabilities in float32. Of equal
-    ones the expert of the lower number is chosen.
+    The router is float32 in a network of any dtype: a choice is all or nothing, and logits of 8 bits are often equal.
+    Of equal ones the expert of the lower number is chosen.
     """
-    logits = linear.emit(x, f"{prefix}.router", hidden_size, experts.num_experts)
-    choice = _emit_choice(graph, graph.cast(logits, operators.onnx_type, TensorProto.FLOAT), experts)
+    choice = _emit_choice(graph, linear.emit_float32(x, f"{prefix}.router"), experts)
     emit = _emit_chosen if operators.multiplies_chosen else _emit_wide
     return emit(graph, linear, operators, x, choice, prefix, hidden_size, experts)
 

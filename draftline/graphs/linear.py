@@ -45,6 +45,12 @@ class Linear:
             y = self._quantized(x, name, num_inputs, num_outputs)
         return self._graph.op("Add", y, self._weight(f"{name}.bias")) if bias else y
 
+    def emit_float32(self, x: str, name: str) -> str:
+        """Append the product of ``x [T, num_inputs]`` with a matrix as the checkpoint has it, all in float32."""
+        matrix, own = self._weights[f"{name}.weight"], self._operators.onnx_type
+        weight = self._graph.cast(self._weight(f"{name}.weight"), matrix.onnx_type, TensorProto.FLOAT)
+        return self._operators.product(self._graph, self._graph.cast(x, own, TensorProto.FLOAT), weight, name)
+
     def emit_chosen(self, x: str, name: str, ids: str, num_inputs: int, num_outputs: int) -> str:
         """Append products with matrices that rows choose, for operators that multiply so.
 

@@ -45,13 +45,15 @@ class EmittedGraph:
     """A graph in ``file``, for the kernels of ``kernel_shapes`` and within ``profiles``. ``name``: ``model``,
     ``draft-I``. ``pool_scales``: of a float8 pool, of the keys and of the values of each layer.
 
-    ``kernel_shapes``: one for each window that layers have, 0 = none; they differ in nothing else."""
+    ``kernel_shapes``: one for each window that layers have, 0 = none; they differ in nothing else. ``has_experts``:
+    whether rows choose among MLPs."""
 
     name: str
     file: Path
     kernel_shapes: tuple[KernelShape, ...]
     profiles: dict[str, Profile]
     pool_scales: PoolScales = ()
+    has_experts: bool = False
 
     @property
     def kernel_shape(self) -> KernelShape:
@@ -125,24 +127,23 @@ def emit_graphs(
     def save(
         name: str,
         graph: onnx.ModelProto,
-        shapes: tuple[KernelShape, ...],
+        layers: CheckpointConfig,
+        own_pool: PoolDtype,
         profiles: dict[str, Profile],
         scales: PoolScales = (),
     ) -> EmittedGraph:
-        file = destination / f"{name}.onnx"
+        file, shapes = destination / f"{name}.onnx", kernel_shapes(layers, limits.block_size, dtype, own_pool)
         onnx.save(graph, file)
-        return EmittedGraph(name, file, shapes, profiles, scales)
+        return EmittedGraph(name, file, shapes, profiles, scales, layers.experts is not None)
 
-    shapes = kernel_shapes(config, limits.block_size, dtype, pool_dtype)
-    graphs = [save(TARGET, model, shapes, target_profiles(limits), pool_scales)]
+    graphs = [save(TARGET, model, config, pool_dtype, target_profiles(limits), pool_scales)]
     for index, (draft, own) in enumerate(zip(described, tensors, strict=True)):
         graph = draft.build_graph(own, locations, config, draft_pool, operators)
         if graph is not None:
             layers = _layers_of(draft)
             check_checkpoint_dtype(f"drafts[{index}]", layers.dtype, dtype)
             check_rows_fit(f"drafts[{index}]", layers, dtype)
-            shapes = kernel_shapes(layers, limits.block_size, dtype, draft_pool_dtype)
-            graphs.append(save(f"draft-{index}", graph, shapes, draft_profiles(limits)))
+            graphs.append(save(f"draft-{index}", graph, layers, draft_pool_dtype, draft_profiles(limits)))
     return EmittedGraphs(config, tuple(draft.config for draft in described), tuple(graphs))
 
 

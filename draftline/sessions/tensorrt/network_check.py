@@ -34,8 +34,9 @@ class NetworkReport:
     """How far the parsed network of ``graph`` is from ONNX Runtime.
 
     ``differences``: of each output the largest difference, as a share of the largest magnitude in it, and none is above
-    ``tolerance``; of ids 0 (1 where one differs that the tolerance does not explain). ``num_layers`` as parsed,
-    ``num_plugins`` of them TreeAttention.
+    ``tolerance``; of ids 0 (1 where one differs that the tolerance does not explain). Of a model with experts these are
+    of the row in the middle: a row with two experts that weigh nearly the same goes to either, and comes out as
+    another. ``num_layers`` as parsed, ``num_plugins`` of them TreeAttention.
     """
 
     graph: str

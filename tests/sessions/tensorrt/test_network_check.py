@@ -70,7 +70,7 @@ def run_check(
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_targets_agree(tmp_path: Path, architecture: Architecture, dtype: NetworkDtype) -> None:
     (report,) = run_check(tmp_path, architecture, dtype)
@@ -94,6 +94,12 @@ def test_float8_weights_agree(tmp_path: Path, dtype: NetworkDtype) -> None:
     target, *drafters = run_check(tmp_path, "qwen2", dtype, ("eagle3", "draft_model", "medusa"), "float8")
     for report in (target, *drafters):
         assert max(report.differences.values()) < TIGHT[dtype], report.differences
+
+
+@pytest.mark.parametrize("weights_dtype", ["float8", "int4"])
+def test_quantised_experts_agree(tmp_path: Path, weights_dtype: str) -> None:
+    (report,) = run_check(tmp_path, "mixtral", "float16", weights_dtype=weights_dtype)
+    assert max(report.differences.values()) < TIGHT["float16"], report.differences
 
 
 def test_int4_weights_agree(tmp_path: Path) -> None:
