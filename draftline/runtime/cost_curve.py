@@ -88,6 +88,7 @@ def measure_cost_curve(session: Session, limits: EngineLimits) -> CostCurve:
     """Time greedy forwards of 1, 2, 4, ... 64 rows, all of them sampled, as every node of a tree is.
 
     Each is one causal sequence without a context, the cheapest probe that reads all the weights; nothing is committed.
+    Its tokens are spread over the vocabulary: rows of one token would go through the same experts, where there are some.
     One forward per size warms up, the fastest of the next three counts.
     """
     num_tokens: list[int] = []
@@ -95,7 +96,7 @@ def measure_cost_curve(session: Session, limits: EngineLimits) -> CostCurve:
     for size in _PROBED_TOKENS:
         if size > min(limits.max_num_tokens, limits.max_seq_len):
             break
-        batch = _chain_batch(size)
+        batch = _chain_batch(size, limits.vocab_size or 1)
         session.forward(batch)
         seconds = []
         for _ in range(_NUM_REPEATS):
@@ -109,10 +110,10 @@ def measure_cost_curve(session: Session, limits: EngineLimits) -> CostCurve:
     return CostCurve(num_tokens, milliseconds)
 
 
-def _chain_batch(num_rows: int) -> StepBatch:
+def _chain_batch(num_rows: int, vocab_size: int) -> StepBatch:
     rows = np.arange(num_rows, dtype=np.int32)
     return StepBatch(
-        input_ids=np.zeros(num_rows, np.int32),
+        input_ids=(np.arange(num_rows) * vocab_size // num_rows).astype(np.int32),
         position_ids=rows,
         sequence_starts=np.array([0, num_rows], np.int32),
         context_lengths=np.zeros(1, np.int32),

@@ -26,6 +26,8 @@ TARGETS: dict[str, dict[str, Any]] = {
     "window": {"architecture": "mistral", "seed": 3, "loudness": 0.4, "extra_config": {"sliding_window": 24}},
     "gemma3": {"architecture": "gemma3", "seed": 6, "loudness": 0.3},
     "mha": {"kv_heads": 4, "seed": 4, "loudness": 0.4},
+    "mixture": {"architecture": "mixtral", "seed": 6, "loudness": 0.4},
+    "many_experts": {"architecture": "qwen3_moe", "head_dim": 16, "seed": 7, "loudness": 0.4},
     "few_tokens": {"vocab_size": 6, "seed": 5, "loudness": 1.0},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,11 +27,13 @@ class TimedSession:
 
     def __init__(self, milliseconds: float) -> None:
         self.sizes: list[int] = []
+        self.token_ids: list[list[int]] = []
         self.num_sampled: list[int] = []
         self._milliseconds = milliseconds
 
     def forward(self, batch: StepBatch) -> StepResult:
         self.sizes.append(batch.input_ids.size)
+        self.token_ids.append(batch.input_ids.tolist())
         self.num_sampled.append(batch.sample_rows.size)
         time.sleep(self._milliseconds * batch.input_ids.size / 1000)
         return StepResult(np.zeros(batch.sample_rows.size, np.int32))
@@ -93,6 +96,15 @@ def test_measures_all_sizes_that_fit_with_every_row_sampled() -> None:
     assert sorted(set(session.sizes)) == curve.num_tokens.tolist() == [1, 2, 4, 8, 16]
     assert session.num_sampled == session.sizes
     assert curve.at([1, 16]).tolist() >= [0.1, 1.6]
+
+
+def test_rows_of_a_probe_are_tokens_from_all_over_the_vocabulary() -> None:
+    """Rows of one token choose the same experts, and cost less than those of a text."""
+    session = TimedSession(0.0)
+    measure_cost_curve(session, replace(limits(max_num_tokens=8), vocab_size=320))
+    assert session.token_ids[-1] == [0, 40, 80, 120, 160, 200, 240, 280]
+    measure_cost_curve(session, replace(limits(max_num_tokens=8), vocab_size=3))
+    assert session.token_ids[-1] == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_slow_engines_are_not_probed_with_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
