@@ -88,7 +88,7 @@ def measure_cost_curve(session: Session, limits: EngineLimits) -> CostCurve:
     """Time greedy forwards of 1, 2, 4, ... 64 rows, all of them sampled, as every node of a tree is.
 
     Each is one causal sequence without a context, the cheapest probe that reads all the weights; nothing is committed.
-    Its tokens are spread over the vocabulary: rows of one token would go through the same experts, where there are some.
+    Its tokens are spread over the vocabulary: rows of one token would go through the same experts of a mixture.
     One forward per size warms up, the fastest of the next three counts.
     """
     num_tokens: list[int] = []

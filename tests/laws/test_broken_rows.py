@@ -113,9 +113,10 @@ def test_who_meets_the_token_ends_there_and_nobody_else(
     assert len(reasons) > 1
 
 
+@pytest.mark.parametrize("target", ["llama", "mixture"])
 @pytest.mark.parametrize("kernels", ["native", "onnxruntime"])
-def test_logits_are_returned_as_they_are(engines: Engines, tmp_path: Path, kernels: Any) -> None:
-    broken = write_with_a_broken_token(tmp_path / "broken", engines.target("llama"), 7)
+def test_logits_are_returned_as_they_are(engines: Engines, tmp_path: Path, kernels: Any, target: str) -> None:
+    broken = write_with_a_broken_token(tmp_path / "broken", engines.target(target), 7)
     session = open_tiny_session(put_nan_for_huge(build_tiny_engine(tmp_path, broken, kernels=kernels)))
     logits = run_text(session, Text([3]), [5, 6, 7, 8], chunks=[2, 2])
     assert np.isfinite(logits[:2]).all()

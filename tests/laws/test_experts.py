@@ -5,15 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from draftline.runtime.request import SamplingParameters
 from draftline.speculation import TreeShape
 from tests.laws.conftest import Engines
 from tests.laws.traffic import AUTO, CHAIN, DYNAMIC, STATIC, assert_said_plainly, make_requests
-from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch, open_tiny_session, run_text
-from tests.tiny_checkpoints import write_tiny_checkpoint
 
 SAMPLING = (SamplingParameters(), SamplingParameters(0.8, top_p=0.9, seed=3))
 
@@ -30,9 +27,7 @@ SAMPLING = (SamplingParameters(), SamplingParameters(0.8, top_p=0.9, seed=3))
         ("mixture", "nearly", DYNAMIC, {"kernels": "onnxruntime", "weights_dtype": "int8"}),
     ],
 )
-def test_texts_are_plain(
-    engines: Engines, target: str, drafts: str, shape: TreeShape, options: dict[str, Any]
-) -> None:
+def test_texts_are_plain(engines: Engines, target: str, drafts: str, shape: TreeShape, options: dict[str, Any]) -> None:
     """Greedy and sampled, in traffic of preemptions and cancels."""
     random = Random(f"{target} {drafts}")
     requests = make_requests(random, 8, max_prompt=130, max_tokens=40, sampling=lambda index: SAMPLING[index % 2])
