@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.config import CheckpointConfig, Experts
 from draftline.sessions.engine_config import DraftConfig, EngineConfig, load_engine_config, write_engine_config
 from draftline.speculation import Acceptance, TreeShape
 
@@ -33,14 +34,18 @@ SPECULATION: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("experts", [None, Experts(8, 2, 96, renormalises=True)], ids=["dense", "experts"])
 @pytest.mark.parametrize(
     "speculation",
     [{}, SPECULATION, {"captured_layers": ()}, {"captured_layers": (0, 1)}],
     ids=["plain", "drafts", "final hidden rows", "captured layers"],
 )
 @pytest.mark.parametrize("options", [("native", "float16"), ("onnxruntime", "float32")])
-def test_what_is_written_is_read(tmp_path: Path, options: tuple[Any, Any], speculation: dict[str, Any]) -> None:
+def test_what_is_written_is_read(
+    tmp_path: Path, options: tuple[Any, Any], speculation: dict[str, Any], experts: Experts | None
+) -> None:
     kernels, pool_dtype = options
-    config = EngineConfig(kernels=kernels, pool_dtype=pool_dtype, **LIMITS, **speculation)
+    limits = LIMITS | {"model": replace(MODEL, experts=experts)}
+    config = EngineConfig(kernels=kernels, pool_dtype=pool_dtype, **limits, **speculation)
     write_engine_config(tmp_path, config)
     assert load_engine_config(tmp_path) == config

@@ -24,6 +24,7 @@ from draftline.sessions.tensorrt.plugin_kernels import compile_plugin_kernels
 from draftline.sessions.tensorrt.vendor import Vendor
 from tests.sessions.tensorrt.fake_engines import fake_commit
 from tests.sessions.tensorrt.plans import LIMITS, TREE, TREE_LIMITS, convert_tiny, fake_kernels, rtx
+from tests.tiny_checkpoints import Architecture
 
 
 def build(
@@ -33,8 +34,9 @@ def build(
     weights_dtype: str = "float16",
     architectures: tuple[int, ...] = (80,),
     pool_scales: PoolScales = (),
+    architecture: Architecture = "llama",
 ) -> Path:
-    converted, drafts = convert_tiny(directory, "llama", "float16", methods)
+    converted, drafts = convert_tiny(directory, architecture, "float16", methods)
     engine = directory / "engine"
     engine.mkdir()
     build_tensorrt_engine(
@@ -130,6 +132,26 @@ def test_external_weights_lie_beside_the_plans(tmp_path: Path) -> None:
     embedding = target["transformer.vocab_embedding.weight"]
     values = np.fromfile(engine / embedding.file, np.uint8, embedding.num_bytes, offset=embedding.offset).tobytes()
     assert all(values not in (engine / plan.file).read_bytes() for plan in config.tensorrt.plans)
+
+
+@pytest.mark.usefixtures("_fast_kernels")
+def test_experts_are_bound_where_they_lie_but_what_stands_side_by_side(tmp_path: Path) -> None:
+    """Matrices above another are those of the linked checkpoint."""
+    engine = build(tmp_path, "external", ("draft_model",), architecture="mixtral")
+    config = load_engine_config(engine)
+    assert config.model.experts is not None
+    assert config.tensorrt is not None
+    prefix = "transformer.layers.1.mlp"
+    for plan, file in zip(config.tensorrt.plans, ("rank0.safetensors", "draft-0-rank0.safetensors"), strict=True):
+        locations = read_weight_locations(engine, plan)
+        for name, location in locations.items():
+            assert (location.file == file) == ("wide_proj" not in name and "rotary" not in name)
+        if f"{prefix}.wide_fc.weight" in locations:
+            tensors = tensor_locations(engine / file)
+            fc = locations[f"{prefix}.wide_fc.weight"]
+            assert fc.offset == tensors[f"{prefix}.fc.weight"].byte_offset
+            assert fc.shape == (4 * 2 * 128, 64)
+            assert locations[f"{prefix}.wide_proj.weight"].shape == (64, 4 * 128)
 
 
 @pytest.mark.usefixtures("_fast_kernels")
