@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -21,11 +22,12 @@ from draftline.graphs.onnx_graph import DRAFTLINE
 from draftline.sessions.native_kernels import CURE, Kernels, find_library, instruction_set
 from draftline.stages.perplexity_text import PASSAGES
 from tests.sessions.tiny_engines import build_tiny_engine
-from tests.tiny_checkpoints import write_tiny_checkpoint
+from tests.tiny_checkpoints import Architecture, write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "cpu.md").read_text(encoding="utf-8")
 ENGINE = "builds/smollm2-135m/engine"
+ARCHITECTURES: tuple[Architecture, ...] = ("qwen3", "mixtral")
 
 
 def find_blocks(language: str) -> list[str]:
@@ -67,16 +69,14 @@ def test_fields_exist() -> None:
 
 def test_operators_are_those_of_the_graphs(tmp_path: Path) -> None:
     """Every native operator of an engine is in the tables, and none that no engine has; portable ones likewise."""
-    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", architecture="qwen3")
     used: dict[str, set[str]] = {}
-    for kernels in get_args(Kernels):
-        for dtype in ("float32", "int8"):
-            folder = tmp_path / f"{kernels}-{dtype}"
-            folder.mkdir()
-            engine = build_tiny_engine(folder, checkpoint, kernels=kernels, weights_dtype=dtype)
-            nodes = onnx.load(engine / "model.onnx", load_external_data=False).graph.node
-            used.setdefault(kernels, set()).update(node.op_type for node in nodes)
-            used.setdefault(DRAFTLINE, set()).update(node.op_type for node in nodes if node.domain == DRAFTLINE)
+    for architecture, kernels, dtype in itertools.product(ARCHITECTURES, get_args(Kernels), ("float32", "int8")):
+        folder = tmp_path / f"{architecture}-{kernels}-{dtype}"
+        checkpoint = write_tiny_checkpoint(folder / "checkpoint", architecture=architecture)
+        engine = build_tiny_engine(folder, checkpoint, kernels=kernels, weights_dtype=dtype)
+        nodes = onnx.load(engine / "model.onnx", load_external_data=False).graph.node
+        used.setdefault(kernels, set()).update(node.op_type for node in nodes)
+        used.setdefault(DRAFTLINE, set()).update(node.op_type for node in nodes if node.domain == DRAFTLINE)
     tables = PAGE.split("## What a step is made of")[1].split("## ")[0]
     rows = [line.split("|")[2:4] for line in tables.splitlines() if line.startswith("| ")]
     native, portable = ({name for row in rows for name in re.findall(r"`(\w+)`", row[side])} for side in range(2))

@@ -14,7 +14,7 @@ from draftline.checkpoints.safetensors_file import TensorLocation, map_tensor, t
 
 FC, GATE, FC_GATE, ROUTER = ".mlp.fc", ".mlp.gate", ".mlp.fc_gate", ".mlp.router"
 PROJ, WIDE_FC, WIDE_PROJ = ".mlp.proj", ".mlp.wide_fc", ".mlp.wide_proj"
-SLICE_VALUES = 1 << 24  # of a matrix that is put together from all experts
+SLICE_VALUES = 1 << 24  # of a matrix that all experts are put together to
 
 
 class StoredMatrix(NamedTuple):
@@ -81,18 +81,23 @@ def _joined(source: Path, parts: list[TensorLocation]) -> list[NDArray[Any]]:
 
 
 def _of_experts(source: Path, stem: str, tensor: TensorLocation, is_wide: bool) -> StoredMatrix:
+    count, rows, columns = tensor.shape
+
     def by_expert() -> Iterator[NDArray[Any]]:
         yield from map_tensor(source, tensor)
 
-    count, rows, columns = tensor.shape
-    if not is_wide:
-        return StoredMatrix(stem, tensor.shape, by_expert)
-    if stem.endswith(FC):
-        return StoredMatrix(stem.removesuffix(FC) + WIDE_FC, (count * rows, columns), by_expert)
+    def one_above_another() -> Iterator[NDArray[Any]]:
+        stored, step = map_tensor(source, tensor).reshape(-1, columns), max(1, SLICE_VALUES // columns)
+        for first in range(0, count * rows, step):
+            yield stored[first : first + step]
 
     def side_by_side() -> Iterator[NDArray[Any]]:
         stored, step = map_tensor(source, tensor), max(1, SLICE_VALUES // (count * columns))
         for first in range(0, rows, step):
             yield np.concatenate(list(stored[:, first : first + step]), axis=1)
 
+    if not is_wide:
+        return StoredMatrix(stem, tensor.shape, by_expert)
+    if stem.endswith(FC):
+        return StoredMatrix(stem.removesuffix(FC) + WIDE_FC, (count * rows, columns), one_above_another)
     return StoredMatrix(stem.removesuffix(PROJ) + WIDE_PROJ, (rows, count * columns), side_by_side)
