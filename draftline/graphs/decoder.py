@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
-from draftline.graphs.experts import emit_experts
+from draftline.graphs.experts import ExpertLayer
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph, TensorLocation
 from draftline.graphs.operators import HeadNorms, Heads, Operators, Rotary
@@ -145,7 +145,7 @@ class Decoder:
         config, size = self.config, self.config.intermediate_size
         if config.experts is not None:
             parts = self.graph, self.linear, self.operators
-            return emit_experts(*parts, x, prefix, config.hidden_size, config.experts)
+            return ExpertLayer(*parts, prefix, config.hidden_size, config.experts).emit(x)
         # mlp.fc (Hugging Face's gate_proj) and mlp.gate (up_proj) lie side by side: one product serves both.
         both = self.linear.emit(x, f"{prefix}.fc_gate", config.hidden_size, 2 * size, bias=config.mlp_bias)
         gate = {"silu": self.operators.silu_gate, "gelu_pytorch_tanh": self.operators.gelu_gate}[config.hidden_act]

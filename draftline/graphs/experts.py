@@ -6,6 +6,7 @@ all of them, whose rows are zeros for what they did not choose: two products, fo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,79 +25,65 @@ class Choice(NamedTuple):
     weights: str
 
 
-def emit_experts(
-    graph: OnnxGraph, linear: Linear, operators: Operators, x: str, prefix: str, hidden_size: int, experts: Experts
-) -> str:
-    """Append the experts ``prefix`` of ``x [T, hidden_size]``; returns ``[T, hidden_size]``.
+@dataclass(frozen=True)
+class ExpertLayer:
+    """Emit the experts ``prefix`` of one layer."""
 
-    The router is float32 in a network of any dtype: a choice is all or nothing, and logits of 8 bits are often equal.
-    Of equal ones the expert of the lower number is chosen.
-    """
-    choice = _emit_choice(graph, linear.emit_float32(x, f"{prefix}.router"), experts)
-    emit = _emit_chosen if operators.multiplies_chosen else _emit_wide
-    return emit(graph, linear, operators, x, choice, prefix, hidden_size, experts)
+    graph: OnnxGraph
+    linear: Linear
+    operators: Operators
+    prefix: str
+    hidden_size: int
+    experts: Experts
 
+    def emit(self, x: str) -> str:
+        """Append what the experts make of ``x [T, hidden_size]``; returns ``[T, hidden_size]``.
 
-def _emit_choice(graph: OnnxGraph, logits: str, experts: Experts) -> Choice:
-    probabilities = graph.op("Softmax", logits, axis=1)
-    weights, ids = graph.ops("TopK", probabilities, graph.constant([experts.per_token]), outputs=2, axis=1)
-    if experts.renormalises:
-        weights = graph.op("Div", weights, graph.op("ReduceSum", weights, graph.constant([1]), keepdims=1))
-    return Choice(ids, weights)
+        The router is float32 in a network of any dtype: a choice is all or nothing, and logits of 8 bits are often
+        equal. Of equal ones the expert of the lower number is chosen.
+        """
+        choice = self._choice(self.linear.emit_float32(x, f"{self.prefix}.router"))
+        return self._chosen(x, choice) if self.operators.multiplies_chosen else self._wide(x, choice)
 
+    def _choice(self, logits: str) -> Choice:
+        graph = self.graph
+        probabilities = graph.op("Softmax", logits, axis=1)
+        weights, ids = graph.ops("TopK", probabilities, graph.constant([self.experts.per_token]), outputs=2, axis=1)
+        if self.experts.renormalises:
+            weights = graph.op("Div", weights, graph.op("ReduceSum", weights, graph.constant([1]), keepdims=1))
+        return Choice(ids, weights)
 
-def _emit_chosen(
-    graph: OnnxGraph,
-    linear: Linear,
-    operators: Operators,
-    x: str,
-    choice: Choice,
-    prefix: str,
-    hidden_size: int,
-    experts: Experts,
-) -> str:
-    """A row of each product is that of a row and one expert of its, ``[T * k]``; they are added in the order of k."""
-    count, size = experts.per_token, experts.intermediate_size
-    ids = graph.op("Reshape", choice.ids, graph.constant([-1]))
-    both = linear.emit_chosen(x, f"{prefix}.fc", ids, hidden_size, 2 * size)
-    activated = operators.silu_gate(graph, both, size, up_first=True)
-    y = linear.emit_chosen(activated, f"{prefix}.proj", ids, size, hidden_size)
-    parts = graph.op("Reshape", y, graph.constant([-1, count, hidden_size]))
-    weights = graph.op("Unsqueeze", choice.weights, graph.constant([1]))
-    return graph.op("Reshape", graph.op("MatMul", weights, parts), graph.constant([-1, hidden_size]))
+    def _chosen(self, x: str, choice: Choice) -> str:
+        """A row of each product, ``[T * k]``, is that of a row and one of its experts; these are added in order."""
+        graph, hidden_size, size = self.graph, self.hidden_size, self.experts.intermediate_size
+        ids = graph.op("Reshape", choice.ids, graph.constant([-1]))
+        both = self.linear.emit_chosen(x, f"{self.prefix}.fc", ids, hidden_size, 2 * size)
+        activated = self.operators.silu_gate(graph, both, size, up_first=True)
+        y = self.linear.emit_chosen(activated, f"{self.prefix}.proj", ids, size, hidden_size)
+        parts = graph.op("Reshape", y, graph.constant([-1, self.experts.per_token, hidden_size]))
+        weights = graph.op("Unsqueeze", choice.weights, graph.constant([1]))
+        return graph.op("Reshape", graph.op("MatMul", weights, parts), graph.constant([-1, hidden_size]))
 
+    def _wide(self, x: str, choice: Choice) -> str:
+        graph, own, hidden_size = self.graph, self.operators.onnx_type, self.hidden_size
+        count, size = self.experts.num_experts, self.experts.intermediate_size
+        both = self.linear.emit(x, f"{self.prefix}.wide_fc", hidden_size, count * 2 * size)
+        by_expert = graph.op("Reshape", both, graph.constant([-1, 2 * size]))
+        activated = self.operators.silu_gate(graph, by_expert, size, up_first=True)
+        activated = graph.op("Reshape", activated, graph.constant([-1, count, size]))
+        gates = self._gates(choice)
+        # What a row did not choose may overflow and leaves no trace; what it chose with a weight of NaN is NaN.
+        is_chosen = graph.op("Not", graph.op("Equal", gates, graph.constant(0.0)))
+        weighed = graph.op("Mul", activated, graph.cast(gates, TensorProto.FLOAT, own))
+        kept = graph.op("Where", is_chosen, weighed, graph.cast(graph.constant(0.0), TensorProto.FLOAT, own))
+        rows = graph.op("Reshape", kept, graph.constant([-1, count * size]))
+        return self.linear.emit(rows, f"{self.prefix}.wide_proj", count * size, hidden_size)
 
-def _emit_wide(
-    graph: OnnxGraph,
-    linear: Linear,
-    operators: Operators,
-    x: str,
-    choice: Choice,
-    prefix: str,
-    hidden_size: int,
-    experts: Experts,
-) -> str:
-    count, size = experts.num_experts, experts.intermediate_size
-    both = linear.emit(x, f"{prefix}.wide_fc", hidden_size, count * 2 * size)
-    by_expert = graph.op("Reshape", both, graph.constant([-1, 2 * size]))
-    activated = operators.silu_gate(graph, by_expert, size, up_first=True)
-    activated = graph.op("Reshape", activated, graph.constant([-1, count, size]))
-    gates = _emit_gates(graph, choice, count)
-    # What a row did not choose may overflow, and leaves no trace; what it chose with a weight that is no number does.
-    is_chosen = graph.op("Not", graph.op("Equal", gates, graph.constant(0.0)))
-    weighed = graph.op("Mul", activated, graph.cast(gates, TensorProto.FLOAT, operators.onnx_type))
-    nothing = graph.cast(graph.constant(0.0), TensorProto.FLOAT, operators.onnx_type)
-    kept = graph.op("Where", is_chosen, weighed, nothing)
-    rows = graph.op("Reshape", kept, graph.constant([-1, count * size]))
-    return linear.emit(rows, f"{prefix}.wide_proj", count * size, hidden_size)
-
-
-def _emit_gates(graph: OnnxGraph, choice: Choice, num_experts: int) -> str:
-    """Append ``[T, experts, 1] float32``: the weight of each expert, 0 for those that are not chosen."""
-    ids = graph.op("Unsqueeze", choice.ids, graph.constant([2]))
-    is_expert = graph.op("Equal", ids, graph.constant(np.arange(num_experts)))  # [T, k, experts]
-    weights = graph.op(
-        "Where", is_expert, graph.op("Unsqueeze", choice.weights, graph.constant([2])), graph.constant(0.0)
-    )
-    gates = graph.op("ReduceSum", weights, graph.constant([1]), keepdims=0)
-    return graph.op("Unsqueeze", gates, graph.constant([2]))
+    def _gates(self, choice: Choice) -> str:
+        """Append ``[T, experts, 1] float32``: the weight of each expert, 0 of those that are not chosen."""
+        graph, every = self.graph, np.arange(self.experts.num_experts)
+        ids, weights = (graph.op("Unsqueeze", value, graph.constant([2])) for value in choice)
+        is_expert = graph.op("Equal", ids, graph.constant(every))  # [T, k, experts]
+        of_each = graph.op("Where", is_expert, weights, graph.constant(0.0))
+        gates = graph.op("ReduceSum", of_each, graph.constant([1]), keepdims=0)
+        return graph.op("Unsqueeze", gates, graph.constant([2]))

@@ -19,15 +19,6 @@ void for_rows(Call& call, int64_t num_rows, int64_t elements_of_row, const Funct
   call.parallel_for(static_cast<size_t>((num_rows + rows_of_task - 1) / rows_of_task), 0, task);
 }
 
-void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> dims) {
-  if (tensor.num_dims == dims.size() && std::equal(dims.begin(), dims.end(), tensor.dims.begin())) return;
-  std::string rule = std::string(name) + " has the shape";
-  for (int64_t size : dims) rule += " " + std::to_string(size);
-  rule += "; got";
-  for (size_t i = 0; i < tensor.num_dims; ++i) rule += " " + std::to_string(tensor.dims[i]);
-  throw Error(rule);
-}
-
 using GateKernel = void (*)(const float* gate, const float* up, float* out, size_t count);
 
 void gate_rows(Call& call, GateKernel kernel, bool up_first) {

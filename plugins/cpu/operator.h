@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -90,6 +91,16 @@ struct Tensor {
     return static_cast<const T*>(data);
   }
 };
+
+// Throws Error unless a tensor has the shape.
+inline void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> dims) {
+  if (tensor.num_dims == dims.size() && std::equal(dims.begin(), dims.end(), tensor.dims.begin())) return;
+  std::string rule = std::string(name) + " has the shape";
+  for (int64_t size : dims) rule += " " + std::to_string(size);
+  rule += "; got";
+  for (size_t i = 0; i < tensor.num_dims; ++i) rule += " " + std::to_string(tensor.dims[i]);
+  throw Error(rule);
+}
 
 class Call {
  public:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.checkpoints.config import Experts
-from draftline.graphs.experts import emit_experts
+from draftline.graphs.experts import ExpertLayer
 from draftline.graphs.linear import Linear
 from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
@@ -59,9 +59,8 @@ def run(tmp_path: Path, form: str, layer: Layer, x: Array, per_token: int, renor
     graph, operators = OnnxGraph(), OPERATORS[form]
     linear = Linear(graph, locations, operators)
     experts = Experts(num_experts, per_token, double // 2, renormalises)
-    y = emit_experts(
-        graph, linear, operators, graph.input("x", TensorProto.FLOAT, ["T", hidden]), "mlp", hidden, experts
-    )
+    layer_of_graph = ExpertLayer(graph, linear, operators, "mlp", hidden, experts)
+    y = layer_of_graph.emit(graph.input("x", TensorProto.FLOAT, ["T", hidden]))
     graph.output(y, "y", TensorProto.FLOAT, ["T", hidden])
     path = tmp_path / "model.onnx"
     path.write_bytes(graph.model("experts", []).SerializeToString())

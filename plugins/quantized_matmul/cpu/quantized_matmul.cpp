@@ -8,13 +8,6 @@ namespace {
 
 constexpr int64_t kTile = kTileOutputs, kBlock = kBlockInputs;
 
-void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> expected) {
-  if (tensor.num_dims == expected.size() && std::equal(expected.begin(), expected.end(), tensor.dims.begin())) return;
-  std::string text = std::string(name) + " has the shape";
-  for (const int64_t dim : expected) text += " " + std::to_string(dim);
-  throw Error(text);
-}
-
 }  // namespace
 
 QuantizedMatMul::QuantizedMatMul(const Attributes& attributes)

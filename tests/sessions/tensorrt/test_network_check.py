@@ -179,6 +179,19 @@ def test_a_layer_that_computes_something_else_is_found(
         run_check(tmp_path, "llama", "float32")
 
 
+def test_rows_of_other_experts_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row may go to another expert now and then, and not always."""
+    right = layer_functions.LAYER_FUNCTIONS["TOPK"]
+
+    def next_ones(layer: Any, inputs: Any) -> Any:
+        values, indices = right(layer, inputs)  # type: ignore[misc]
+        return values, np.roll(indices, 1, axis=-1)
+
+    monkeypatch.setitem(layer_functions.LAYER_FUNCTIONS, "TOPK", next_ones)
+    with pytest.raises(BuildError, match=r"network check: model: \w+: .* at most 0\.0001; got [\d.]+; "):
+        run_check(tmp_path, "mixtral", "float32")
+
+
 def test_a_kind_of_layer_that_is_not_known_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(layer_functions.LAYER_FUNCTIONS, "CONCATENATION")
     with pytest.raises(BuildError, match=r"the network check knows the layers .*; got CONCATENATION; "):
