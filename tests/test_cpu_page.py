@@ -27,7 +27,7 @@ from tests.tiny_checkpoints import Architecture, write_tiny_checkpoint
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "cpu.md").read_text(encoding="utf-8")
 ENGINE = "builds/smollm2-135m/engine"
-ARCHITECTURES: tuple[Architecture, ...] = ("qwen3", "mixtral")
+ARCHITECTURES: tuple[Architecture, ...] = ("qwen3", "gemma", "mixtral")
 
 
 def find_blocks(language: str) -> list[str]:

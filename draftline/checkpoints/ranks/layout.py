@@ -22,6 +22,7 @@ DRAFT_PREFIX = "draft:"  # of the names of a converted head's tensors among thos
 MAX_NON_LEAVES_PER_LAYER = 10  # the converter's default
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
+_ELSEWHERE = "set engine.route to llmapi, or engine.backend to onnxruntime"
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.")
 
 
@@ -135,18 +136,14 @@ def check_layout(layout: Layout) -> None:
         CheckpointError: a size does not divide by the ranks, or the network is not one that its builder knows.
     """
     config, mapping, speculation = layout.config, layout.mapping, layout.speculation
-    elsewhere = "set engine.route to llmapi, or engine.backend to onnxruntime"
-    if config.architecture not in ARCHITECTURES:
-        rule = f"checkpoints of trtllm-build are written for {', '.join(ARCHITECTURES)}"
-        raise CheckpointError("target", rule, config.architecture, elsewhere)
+    check_architecture("target", config)
     if config.full_layers:
         rule = "TensorRT-LLM's network gives all layers one attention window"
-        raise CheckpointError("target", rule, f"layers {list(config.full_layers)} without one", elsewhere)
+        raise CheckpointError("target", rule, f"layers {list(config.full_layers)} without one", _ELSEWHERE)
     is_qwen = config.architecture.startswith("Qwen")
     if config.dense_bias and is_qwen:
         rule = f"TensorRT-LLM's network of {config.architecture} has no bias behind attention"
         raise CheckpointError("target", rule, "attention_bias true", "set engine.backend to onnxruntime")
-    check_dense("target", config)
     if config.dense_bias != config.qkv_bias and not is_qwen:
         raise CheckpointError(
             "target", "q, k, v and o have biases, or none has", "some of them", "choose another model"
@@ -167,12 +164,11 @@ def check_layout(layout: Layout) -> None:
         _check_divides(owner, network, mapping.tp_size, takes_hidden=speculation is not None)
 
 
-def check_dense(where: object, config: CheckpointConfig) -> None:
-    """Raise CheckpointError for a model with experts, which ranks may divide in two ways."""
-    if config.experts is not None:
-        rule = "checkpoints for ranks are of dense models, whose layers are divided in one way"
-        cure = "set engine.route to llmapi, or engine.backend to onnxruntime, tensorrt or tensorrt_rtx"
-        raise CheckpointError(where, rule, f"{config.architecture} with {config.experts.num_experts} experts", cure)
+def check_architecture(where: object, config: CheckpointConfig) -> None:
+    """Raise CheckpointError for a network whose checkpoints for ranks are not known."""
+    if config.architecture not in ARCHITECTURES:
+        rule = f"checkpoints of trtllm-build are written for {', '.join(ARCHITECTURES)}"
+        raise CheckpointError(where, rule, config.architecture, _ELSEWHERE)
 
 
 def _check_divides(owner: str, network: CheckpointConfig | HeadConfig, tp_size: int, *, takes_hidden: bool) -> None:

@@ -15,7 +15,7 @@ from draftline.checkpoints.huggingface import TOKENIZER_FILES
 from draftline.checkpoints.names import TargetTensor
 from draftline.checkpoints.ranks.config import load_layout, write_layout_config
 from draftline.checkpoints.ranks.cuts import Band, cut_kind
-from draftline.checkpoints.ranks.layout import Layout, check_dense
+from draftline.checkpoints.ranks.layout import Layout, check_architecture
 from draftline.checkpoints.ranks.mapping import Mapping as RankMapping
 from draftline.checkpoints.ranks.mapping import weights_file
 from draftline.checkpoints.safetensors_file import (
@@ -43,7 +43,7 @@ def merge_checkpoint(source: Path, destination: Path, progress: Callable[[int, i
             or ranks that should hold the same differ.
     """
     layout = load_layout(source)
-    check_dense(source, layout.config)
+    check_architecture(source, layout.config)
     check_destination(destination)
     tensors = layout.tensors()
     ranks = [tensor_locations(weights_file(source, rank)) for rank in range(layout.mapping.world_size)]
