@@ -24,7 +24,12 @@ from draftline.checkpoints.safetensors_file import CHUNK_BYTES
 from draftline.checkpoints.source_tensor import SourceCheckpoint, SourceTensor
 from draftline.errors import CheckpointError
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
 
 # Metadata key after the architecture's prefix -> key of Hugging Face's config.json.
 CONFIG_KEYS = {
@@ -38,6 +43,14 @@ CONFIG_KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
+}
+# Of architectures with experts, beside CONFIG_KEYS. No key says so, but llama.cpp renormalises weights of the chosen.
+EXPERT_KEYS = {
+    "qwen3moe": {
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    }
 }
 ROPE_SCALING_KEYS = {
     "rope.scaling.type": "rope_type",
@@ -61,8 +74,15 @@ LAYER_TENSOR_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
-_PERMUTED = {"llama": ("attn_q", "attn_k"), "qwen2": (), "qwen3": ()}
+# One tensor of all experts -> the name of each.
+EXPERT_TENSOR_NAMES = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_PERMUTED = {"llama": ("attn_q", "attn_k")}
 _TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
 
 _USE_HUGGING_FACE = "use the Hugging Face checkpoint of the same model"
@@ -93,7 +113,11 @@ def open_gguf(path: Path, dtype: str) -> SourceCheckpoint:
     if num_tokens > config.vocab_size:
         rule = f"token ids are below vocab_size {config.vocab_size}"
         raise CheckpointError(path, rule, f"{num_tokens} tokens", "fetch the file again")
-    tensors = dict(_source_tensor(path, tensor, architecture, config.head_size) for tensor in reader.tensors)
+    tensors = {
+        name: source
+        for tensor in reader.tensors
+        for name, source in _source_tensors(path, tensor, architecture, config.head_size)
+    }
     return SourceCheckpoint(path, config, tensors, partial(write_gguf_tokenizer, path, metadata))
 
 
@@ -118,11 +142,12 @@ def _huggingface_config(
 ) -> dict[str, Any]:
     prefix = f"{architecture}."
     given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    unknown = sorted(set(given) - set(CONFIG_KEYS) - set(ROPE_SCALING_KEYS) - OTHER_KEYS)
+    keys = CONFIG_KEYS | EXPERT_KEYS.get(architecture, {})
+    unknown = sorted(set(given) - set(keys) - set(ROPE_SCALING_KEYS) - OTHER_KEYS)
     if unknown:
         got = ", ".join(prefix + key for key in unknown)
         raise CheckpointError(path, "the metadata describes a plain network", got, _USE_HUGGING_FACE)
-    raw = {CONFIG_KEYS[key]: _shortest(value) for key, value in given.items() if key in CONFIG_KEYS}
+    raw = {keys[key]: _shortest(value) for key, value in given.items() if key in keys}
     scaling = {ROPE_SCALING_KEYS[key]: _shortest(value) for key, value in given.items() if key in ROPE_SCALING_KEYS}
     if scaling.get("rope_type", "none") != "none":
         raw["rope_scaling"] = scaling
@@ -141,6 +166,7 @@ def _huggingface_config(
             "attention_bias": architecture != "qwen2" and "blk.0.attn_q.bias" in tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
             "sliding_window": None,
+            "norm_topk_prob": True,
             "eos_token_id": [token_id for token_id in dict.fromkeys(end_ids) if token_id is not None],
         }
     )
@@ -151,19 +177,22 @@ def _shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _source_tensor(path: Path, tensor: Any, architecture: str, head_size: int) -> tuple[str, SourceTensor]:
+def _source_tensors(path: Path, tensor: Any, architecture: str, head_size: int) -> Iterator[tuple[str, SourceTensor]]:
     match = _TENSOR_NAME.fullmatch(tensor.name)
     layer = match and match["layer"]
-    names = TENSOR_NAMES if layer is None else LAYER_TENSOR_NAMES
+    names = TENSOR_NAMES if layer is None else LAYER_TENSOR_NAMES | EXPERT_TENSOR_NAMES
     if match is None or match["stem"] not in names:
         rule = f"the tensors of {architecture} have known names"
         raise CheckpointError(path, rule, tensor.name, _USE_HUGGING_FACE)
     name = names[match["stem"]] if layer is None else f"model.layers.{layer}.{names[match['stem']]}"
-    group_rows = head_size if match["stem"] in _PERMUTED[architecture] else 1
+    group_rows = head_size if match["stem"] in _PERMUTED.get(architecture, ()) else 1
     shape = tuple(int(size) for size in reversed(tensor.shape))
-    return f"{name}.{match['kind']}", SourceTensor(
-        path, "float32", shape, partial(_read_chunks, path, tensor.data_offset, shape, tensor.tensor_type, group_rows)
-    )
+    # Those of all experts lie one behind the other.
+    count, shape = (shape[0], shape[1:]) if match["stem"] in EXPERT_TENSOR_NAMES else (1, shape)
+    for expert in range(count):
+        offset = int(tensor.data_offset) + expert * (int(tensor.n_bytes) // count)
+        chunks = partial(_read_chunks, path, offset, shape, tensor.tensor_type, group_rows)
+        yield f"{name.format(expert)}.{match['kind']}", SourceTensor(path, "float32", shape, chunks)
 
 
 def _read_chunks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # where it is not the name of a tiny one
 
 
 def gguf_name(name: str) -> str:
@@ -45,6 +48,18 @@ def gguf_name(name: str) -> str:
         return f"{NAMES[stem]}.{kind}"
     _, _, layer, inner = stem.split(".", 3)
     return f"blk.{layer}.{NAMES[inner]}.{kind}"
+
+
+def with_stacked_experts(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return tensors under GGUF's names, those of all experts of a layer as one."""
+    stored: dict[str, NDArray[Any]] = {}
+    experts: dict[str, list[NDArray[Any]]] = {}
+    for name, values in tensors.items():
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight", name):
+            experts.setdefault(f"blk.{match[1]}.ffn_{match[2]}_exps.weight", []).append(values)
+        else:
+            stored[gguf_name(name)] = values
+    return stored | {name: np.stack(values) for name, values in experts.items()}
 
 
 def permute(values: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -57,12 +72,13 @@ def permute(values: NDArray[Any], heads: int) -> NDArray[Any]:
 def write_gguf(path: Path, architecture: Architecture, pre: str = "gpt-2", **changes: Any) -> dict[str, NDArray[Any]]:
     """Write a tiny GGUF file in Q8_0 and float32; return its tensors under Hugging Face's names, as quantised."""
     biases = {"attention_bias": True} if architecture == "llama" else {}
+    experts = {"moe_intermediate_size": 64} if architecture == "qwen3_moe" else {}
     hub = write_tiny_checkpoint(
-        path.parent / "hub", architecture, head_dim=32, intermediate_size=96, extra_config=biases
+        path.parent / "hub", architecture, head_dim=32, intermediate_size=96, extra_config=biases | experts
     )
     config = json.loads((hub / "config.json").read_text())
     tokenizer = json.loads((hub / "tokenizer.json").read_text())
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(architecture, architecture))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -74,6 +90,10 @@ def write_gguf(path: Path, architecture: Architecture, pre: str = "gpt-2", **cha
     writer.add_vocab_size(changes.get("vocab_size", config["vocab_size"]))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
+    if architecture == "qwen3_moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
     special = {token["content"] for token in tokenizer["added_tokens"]}
     writer.add_tokenizer_model(changes.get("tokenizer_model", "gpt2"))
@@ -87,17 +107,21 @@ def write_gguf(path: Path, architecture: Architecture, pre: str = "gpt-2", **cha
     for key, value in changes.get("metadata", {}).items():
         writer.add_float32(key, value) if isinstance(value, float) else writer.add_bool(key, value)
     expected: dict[str, NDArray[Any]] = {}
+    stored_as: dict[str, NDArray[Any]] = {}
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, values in random_tensors(config, seed=0).items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         head_count = next((count for key, count in heads.items() if key in name), None)
-        stored = permute(values, head_count) if head_count and architecture == "llama" else values
+        stored_as[name] = permute(values, head_count) if head_count and architecture == "llama" else values
         if values.ndim == 1:
-            writer.add_tensor(gguf_name(name), stored)
             expected[name] = values
         else:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(stored, kind), raw_dtype=kind)
             expected[name] = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)  # by rows of 32
+    for name, values in with_stacked_experts(stored_as).items():
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in changes.get("tensors", {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -111,7 +135,7 @@ def convert(source: Path, destination: Path) -> Any:
     return convert_checkpoint(source, destination, "float32", lambda done, total: None)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_tensors_come_back_in_the_order_of_hugging_face(tmp_path: Path, architecture: Architecture) -> None:
     path = tmp_path / "model.gguf"
     expected = write_gguf(path, architecture)
@@ -167,9 +191,10 @@ def test_a_flag_puts_bos_before_the_text(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "architecture": ("gemma", {}, "general.architecture is one of llama, qwen2, qwen3; got gemma"),
+    "architecture": ("gemma", {}, "general.architecture is one of llama, qwen2, qwen3, qwen3moe; got gemma"),
     "tokenizer model": ("llama", {"tokenizer_model": "llama"}, "tokenizer.ggml.model is gpt2"),
     "split": ("llama", {"pre": "tekken"}, "tokenizer.ggml.pre is one of .*; got tekken"),
+    "experts": ("llama", {"metadata": {"llama.expert_count": 8.0}}, "a plain network; got llama.expert_count"),
     "metadata": ("llama", {"metadata": {"llama.rope.scaling.attn_factor": 2.0}}, "llama.rope.scaling.attn_factor"),
     "vocabulary": ("llama", {"vocab_size": 260}, "token ids are below vocab_size 260; got 267 tokens"),
     "tensor": ("llama", {"tensors": {"rope_freqs.weight": np.ones(16, np.float32)}}, "known names; got rope_freqs"),
