@@ -96,12 +96,17 @@ def test_the_same_text_as_on_a_cpu(
     assert machine.cuda.is_empty, "everything is released"
 
 
-def test_the_same_text_where_layers_have_kernels_of_two_windows(
-    machine: FakeMachine, checkpoints: Engines, tmp_path: Path
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("gemma3", {}), ("many_experts", {"weights": "external"})],
+    ids=["kernels of two windows", "experts"],
+)
+def test_the_same_text_of_other_networks(
+    machine: FakeMachine, checkpoints: Engines, tmp_path: Path, target: str, options: dict[str, Any]
 ) -> None:
     requests = requests_of(7)
-    plain = checkpoints.open("gemma3", kernels="onnxruntime").serve().run_all(requests)
-    opened = open_engine(machine, checkpoints, tmp_path, "eagle3+nearly", DYNAMIC, target="gemma3")
+    plain = checkpoints.open(target, kernels="onnxruntime").serve().run_all(requests)
+    opened = open_engine(machine, checkpoints, tmp_path, "eagle3+nearly", DYNAMIC, target=target, **options)
     traffic = opened.serve(max_num_tokens=64, max_blocks=40)
     statistics = traffic.run_jostling(requests, Random(5), cancelling=0.1)
     for name, expected in plain.items():
