@@ -23,6 +23,8 @@ SAFETENSORS_NAMES = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 SAFETENSORS_CODES = {name: code for code, name in SAFETENSORS_NAMES.items()}
 
@@ -36,7 +38,7 @@ EXPONENT_BITS: dict[str, tuple[type[np.unsignedinteger], int]] = {  # type: igno
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return numpy's dtype for one of our names, little-endian; bfloat16 and float8 are of ``ml_dtypes``."""
-    if name in ("bfloat16", "float8_e4m3fn"):
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):
         return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name).newbyteorder("<")
 

@@ -11,10 +11,19 @@ from draftline.errors import CheckpointError
 
 
 class JsonObject:
-    """A JSON object and the file it came from."""
+    """A JSON object and the file it came from; ``prefix`` is what stands before its keys in error messages."""
 
-    def __init__(self, where: Path, values: Mapping[str, Any]) -> None:
-        self.where, self.values = where, values
+    def __init__(self, where: Path, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.where, self.values, self.prefix = where, values, prefix
+
+    def section(self, key: str) -> JsonObject | None:
+        """Return the object under ``key``, or None where the key is absent or null."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "an object", value)
+        return JsonObject(self.where, value, f"{self.prefix}{key}.")
 
     def get(self, key: str) -> Any:
         """Return the value, or None where the key is absent or null."""
@@ -86,7 +95,7 @@ class JsonObject:
     ) -> CheckpointError:
         """Make the error for a key whose value is not of the ``kind`` wanted."""
         got = "nothing" if value is None else json.dumps(value, default=str)
-        return CheckpointError(self.where, f"{key} is {kind}", got, cure)
+        return CheckpointError(self.where, f"{self.prefix}{key} is {kind}", got, cure)
 
 
 def load_json(path: Path) -> JsonObject:

@@ -39,8 +39,10 @@ def open_pytorch_file(path: Path) -> dict[str, SourceTensor]:
 def _read_chunks(path: Path, name: str, dtype: str) -> Iterator[NDArray[Any]]:
     # The file is mapped anew for each tensor and unmapped with it, so resident pages never exceed one tensor.
     tensor = _load(path)[name].reshape(-1)
-    integer_dtype = {2: "int16", 4: "int32"}[numpy_dtype(dtype).itemsize] if dtype in EXPONENT_BITS else dtype
-    elements = tensor.view(getattr(_torch(), integer_dtype)).numpy().view(numpy_dtype(dtype))  # numpy has no bfloat16
+    integer_dtype = dtype
+    if dtype in EXPONENT_BITS or dtype.startswith("float8"):  # numpy has no bfloat16, and no float8
+        integer_dtype = {1: "uint8", 2: "int16", 4: "int32"}[numpy_dtype(dtype).itemsize]
+    elements = tensor.view(getattr(_torch(), integer_dtype)).numpy().view(numpy_dtype(dtype))
     step = CHUNK_BYTES // elements.itemsize
     for start in range(0, elements.size, step):
         yield elements[start : start + step]

@@ -64,6 +64,18 @@ def test_what_is_written_is_read_by_the_package_and_by_us(
         np.testing.assert_array_equal(np.concatenate(pieces or [values.reshape(-1)]), values.reshape(-1))
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu"])
+def test_float8_is_what_torch_reads(tmp_path: Path, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    octets = np.arange(127, dtype=np.uint8)
+    write_safetensors(tmp_path / "t", [entry_of("t", dtype, octets.view(numpy_dtype(dtype)))])
+    (chunk,) = read_chunks(tmp_path / "t", tensor_locations(tmp_path / "t")["t"])
+    with safetensors.safe_open(tmp_path / "t", framework="pt") as file:
+        by_torch = file.get_tensor("t")
+    assert by_torch.dtype == getattr(torch, dtype)
+    np.testing.assert_array_equal(chunk.astype(np.float32), by_torch.to(torch.float32).numpy())
+
+
 def test_tensors_keep_their_order_and_start_at_multiples_of_64_bytes(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     names = ["z", "a", "m" * 37]
@@ -87,7 +99,7 @@ BROKEN: dict[str, tuple[object, bytes, str]] = {
     "overlap": ({"a": F32 | {"data_offsets": [0, 8]}, "b": F32 | {"data_offsets": [4, 12]}}, b"0" * 12, "starts where"),
     "truncated": ({"a": F32 | {"data_offsets": [0, 8]}}, b"0" * 7, "bytes its header announces"),
     "trailing": ({"a": F32 | {"data_offsets": [0, 8]}}, b"0" * 9, "bytes its header announces"),
-    "dtype": ({"a": F32 | {"dtype": "F8_E4M3", "data_offsets": [0, 2]}}, b"00", "one of the dtypes"),
+    "dtype": ({"a": F32 | {"dtype": "F4", "data_offsets": [0, 2]}}, b"00", "one of the dtypes"),
     "length": ({"a": F32 | {"data_offsets": [0, 4]}}, b"0" * 4, "spans 8 bytes"),
     "negative": ({"a": F32 | {"shape": [-2], "data_offsets": [0, 8]}}, b"0" * 8, "a shape and data_offsets"),
     "not json": (b"{nothing", b"", "header is JSON"),
