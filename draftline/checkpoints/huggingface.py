@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from draftline.checkpoints.huggingface_config import parse_huggingface_config
 from draftline.checkpoints.json_object import JsonObject, load_json
+from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.pytorch_file import open_pytorch_file
+from draftline.checkpoints.quantized.layout import Quantization, dequantize
+from draftline.checkpoints.quantized.recognition import recognise_layout
+from draftline.checkpoints.quantized.stated import find_quantization
 from draftline.checkpoints.safetensors_file import read_chunks, tensor_locations
 from draftline.checkpoints.source_tensor import SourceCheckpoint, SourceTensor
 from draftline.checkpoints.tokenizer import TOKENIZER_FILE, check_tokenizer, copy_tokenizer
@@ -27,18 +31,26 @@ WEIGHTS_FILES = (
 )
 
 
-def open_huggingface(directory: Path, dtype: str) -> SourceCheckpoint:
+def open_huggingface(directory: Path, dtype: str, *, as_stored: bool = False) -> SourceCheckpoint:
     """Open a Hugging Face directory; headers are read and checked, tensors are not.
 
+    A quantised one is dequantised; with ``as_stored`` its tensors are those that are stored, of whatever layout.
+
     Raises:
-        CheckpointError: a file is missing or breaks a rule, or the model is not supported.
+        CheckpointError: a file is missing or breaks a rule, or the model or its quantisation is not supported.
     """
     generation_path = directory / "generation_config.json"
     generation = load_json(generation_path) if generation_path.exists() else None
-    config = parse_huggingface_config(load_json(directory / "config.json"), generation, dtype)
+    raw = load_json(directory / "config.json")
+    config = parse_huggingface_config(raw, generation, dtype)
     check_tokenizer(directory, config.vocab_size)
+    write_tokenizer = partial(_copy_tokenizer, directory, config.vocab_size)
+    if as_stored:
+        return SourceCheckpoint(directory, config, open_weights(directory), write_tokenizer)
+    wanted = {name for target in weight_map(config) for name, _ in target.sources}
+    tensors, found = open_plain_weights(directory, raw, wanted)
     return SourceCheckpoint(
-        directory, config, open_weights(directory), partial(_copy_tokenizer, directory, config.vocab_size)
+        directory, config, tensors, write_tokenizer, () if found is None else tuple(found.describe())
     )
 
 
@@ -63,6 +75,23 @@ def open_weights(directory: Path) -> dict[str, SourceTensor]:
     if present[0].endswith(".index.json"):
         return _open_shards(load_json(directory / present[0]), directory, open_file)
     return open_file(directory / present[0])
+
+
+def open_plain_weights(
+    directory: Path, config: JsonObject, wanted: Collection[str]
+) -> tuple[dict[str, SourceTensor], Quantization | None]:
+    """Return the tensors as ``open_weights`` does, dequantised where ``config`` or a file beside it says so.
+
+    ``wanted``: the tensors that the network has.
+
+    Raises:
+        CheckpointError: as ``open_weights``; the layout is not read, or the tensors contradict it.
+    """
+    stated = find_quantization(directory, config)
+    if stated is None:
+        return open_weights(directory), None
+    layout = recognise_layout(stated)  # refuses by name, before any file is opened
+    return dequantize(layout, open_weights(directory), directory, wanted)
 
 
 def open_safetensors(path: Path) -> dict[str, SourceTensor]:

@@ -33,10 +33,6 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
     """
     architecture = check_architecture(config)
     family = FAMILIES[architecture]
-    if config.get("quantization_config") is not None:
-        method = (config.get("quantization_config") or {}).get("quant_method", "unknown")
-        cure = "use the checkpoint it was quantised from; engine.weights_dtype quantises"
-        raise CheckpointError(config.where, "quantization_config is absent", f"quant_method {method!r}", cure)
     if config.flag("use_bidirectional_attention", False):
         raise config.error("use_bidirectional_attention", "false", True, "choose a model that generates text")
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")

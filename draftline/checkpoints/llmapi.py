@@ -13,6 +13,8 @@ from draftline.checkpoints.dtypes import check_convertible_dtype
 from draftline.checkpoints.huggingface import open_huggingface
 from draftline.checkpoints.json_object import load_json
 from draftline.checkpoints.names import check_tensors
+from draftline.checkpoints.quantized.recognition import is_read
+from draftline.checkpoints.quantized.stated import find_quantization
 from draftline.checkpoints.source_tensor import SourceCheckpoint
 from draftline.checkpoints.trtllm import CONFIG_FILE, config_values, parse_config, write_json
 from draftline.errors import CheckpointError
@@ -68,6 +70,9 @@ def _open(folder: Path, dtype: str) -> SourceCheckpoint:
         rule = "TensorRT-LLM's PyTorch backend reads Hugging Face folders"
         cure = "give the folder that it was converted from, or set engine.route to trtllm_build"
         raise CheckpointError(folder, rule, "another checkpoint", cure)
+    stated = find_quantization(folder, load_json(folder / CONFIG_FILE))
+    if stated is not None and not is_read(stated):  # TensorRT-LLM says itself which others it reads
+        return open_huggingface(folder, dtype, as_stored=True)
     checkpoint = open_huggingface(folder, dtype)
     check_tensors(checkpoint.config, checkpoint.tensors, checkpoint.where)
     check_tied_head(checkpoint)

@@ -81,6 +81,7 @@ def _describe_model(path: Path) -> Iterator[str]:
         count, per_token, size = config.experts.num_experts, config.experts.per_token, config.experts.intermediate_size
         yield f"experts: {count} of {size} in a layer, {per_token} for a token"
     yield _parameters(wanted, checkpoint.tensors)
+    yield from checkpoint.notes
     known = known_positions(config.max_position_embeddings, config.rotary_scaling)
     part = "" if config.rotary_fraction == 1 else f" of the first {config.rotary_size} elements of a head"
     yield f"rotary{part}: {describe_rotary(config.rotary_base, config.rotary_scaling)}; knows {known} positions"

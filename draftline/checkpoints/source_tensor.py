@@ -28,9 +28,13 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class SourceCheckpoint:
-    """A checkpoint to convert. ``write_tokenizer(directory)`` writes the tokenizer and generation files."""
+    """A checkpoint to convert. ``write_tokenizer(directory)`` writes the tokenizer and generation files.
+
+    ``notes``: what whoever converts it is to know, a line each: how it was quantised.
+    """
 
     where: Path
     config: CheckpointConfig
     tensors: Mapping[str, SourceTensor]
     write_tokenizer: Callable[[Path], None]
+    notes: tuple[str, ...] = ()

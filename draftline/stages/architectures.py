@@ -12,15 +12,21 @@ def check_architectures(pipeline: Pipeline, root: Path) -> None:
 
     TensorRT-LLM's route ``llmapi`` reads models that are none of ours.
 
-    Raises: CheckpointError for an architecture that the graphs do not compute.
+    Raises: CheckpointError for an architecture that the graphs do not compute, and a quantisation that is not read.
     """
     from draftline.checkpoints.json_object import load_json
+    from draftline.checkpoints.quantized.stated import find_quantization
     from draftline.checkpoints.refused_architectures import check_architecture
 
     if pipeline.engine.route == "llmapi":
         return
     models = [draft.checkpoint for draft in pipeline.draft if draft.method == "draft_model"]
     for reference in (pipeline.target.checkpoint, *models):
-        config = root / (reference or "") / "config.json"
-        if config.is_file():
-            check_architecture(load_json(config))
+        folder = root / (reference or "")
+        if (folder / "config.json").is_file():
+            config = load_json(folder / "config.json")
+            check_architecture(config)
+            if (stated := find_quantization(folder, config)) is not None:
+                from draftline.checkpoints.quantized.recognition import recognise_layout  # which needs numpy
+
+                recognise_layout(stated)

@@ -42,6 +42,7 @@ def run(call: StageCall) -> ConvertResult:
     dtype = call.pipeline.target.dtype
     advances = _split_progress(call)
     target = convert_checkpoint(call.source, call.destination, dtype, advances[0])
+    say_notes(call, "target", call.source)
     _say_unused_heads(call)
     _say_dropped_tokens(call, target.vocab_size)
     draft_layers = []
@@ -53,6 +54,7 @@ def run(call: StageCall) -> ConvertResult:
         if draft.method == "draft_model":
             model = convert_checkpoint(source, destination, dtype, advance)
             draft_layers.append(model.num_hidden_layers)
+            say_notes(call, "draft_model", source)
             lines = describe_draft_model(model, target)
         else:
             head = convert_head(source, destination, draft.method, target, dtype, advance)
@@ -70,6 +72,15 @@ def run(call: StageCall) -> ConvertResult:
         target.vocab_size,
         tuple(draft_layers),
     )
+
+
+def say_notes(call: StageCall, what: str, source: Path) -> None:
+    """Say what is to be known of a published checkpoint whose quantisation was undone."""
+    from draftline.checkpoints.convert import open_source
+
+    if (source / "config.json").is_file():
+        for note in open_source(source, call.pipeline.target.dtype).notes:
+            call.say(f"{what}: {note}")
 
 
 def _say_unused_heads(call: StageCall) -> None:

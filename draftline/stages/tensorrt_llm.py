@@ -88,7 +88,7 @@ def convert(call: StageCall) -> ConvertResult:
     """Write the checkpoint of ``trtllm-build``, or what ``llmapi`` is to read."""
     from draftline.checkpoints.ranks.convert import convert_for_ranks
     from draftline.checkpoints.ranks.mapping import Mapping
-    from draftline.stages.convert import ConvertResult
+    from draftline.stages.convert import ConvertResult, say_notes
 
     engine, dtype = call.pipeline.engine, call.pipeline.target.dtype
     if engine.route == "llmapi":
@@ -107,6 +107,7 @@ def convert(call: StageCall) -> ConvertResult:
         layout = convert_for_ranks(call.source, call.destination, dtype, mapping, _head(call), call.advance)
         target = layout.config
         num_layers = (layout.speculation.head.num_layers,) if layout.speculation else ()
+        say_notes(call, "target", call.source)
         if mapping.world_size > 1:
             call.say(f"{mapping.world_size} ranks: {mapping.tp_size} divide the matrices, {mapping.pp_size} the layers")
     return ConvertResult(

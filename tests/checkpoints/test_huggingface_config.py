@@ -250,7 +250,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "partial of Phi": (PHI4_MINI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1 or less"),
     "odd partial": (PHI4_MINI | {"partial_rotary_factor": 0.6}, "even"),
     "model type": ({"model_type": "gpt2"}, "gpt2"),
-    "quantised": (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "activation": (LLAMA | {"hidden_act": "gelu"}, "hidden_act"),
     "unknown rope": (LLAMA | {"rope_scaling": {"rope_type": "proportional"}}, "proportional"),
     "rope key": (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 3}}, "unknown keys alpha"),

@@ -52,6 +52,18 @@ def test_models_that_are_none_of_ours_are_refused_before_any_work(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_a_quantisation_that_is_not_read_is_refused_before_any_work(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (file.parent / "model").mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "hqq"}}
+    (file.parent / "model" / "config.json").write_text(json.dumps(config))
+    file.write_text("name: tiny\ntarget: {checkpoint: model}\n")
+    assert main([command, str(file)]) == 2
+    assert "quant_method is one of gptq, awq" in capsys.readouterr().err
+
+
 def test_every_problem_is_a_line_and_the_status_is_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(file), "engine.backend=cuda", "serve.http_port=0"]) == 2
     captured = capsys.readouterr()

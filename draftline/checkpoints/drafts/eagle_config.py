@@ -25,7 +25,6 @@ _LLAMA_KEYS = (
     "num_hidden_layers",
     "num_key_value_heads",
     "partial_rotary_factor",
-    "quantization_config",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -62,6 +61,9 @@ def parse_layers(raw: JsonObject, layout: EagleLayout, target: CheckpointConfig,
     Raises: CheckpointError where they do not fit the target.
     """
     layers = speculators_layers(raw) if layout is SPECULATORS else raw
+    if layers.get("quantization_config") is not None:
+        cure = "use the head it was quantised from; draft.weights_dtype quantises"
+        raise layers.error("quantization_config", "absent: quantised heads are not read", "one", cure)
     values = {key: layers.values[key] for key in _LLAMA_KEYS if key in layers.values}
     llama = parse_huggingface_config(
         JsonObject(raw.where, values | {"architectures": ["LlamaForCausalLM"]}), None, dtype

@@ -16,9 +16,9 @@ from pathlib import Path
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
 from draftline.checkpoints.drafts.source_head import SourceHead
-from draftline.checkpoints.huggingface import WEIGHTS_FILES, open_safetensors, open_weights
+from draftline.checkpoints.huggingface import WEIGHTS_FILES, open_plain_weights, open_safetensors, open_weights
 from draftline.checkpoints.json_object import JsonObject, load_json
-from draftline.checkpoints.names import IGNORED, TargetTensor, check_source_tensors, weight_map
+from draftline.checkpoints.names import IGNORED, MEDUSA_HEADS, TargetTensor, check_source_tensors, weight_map
 from draftline.checkpoints.pytorch_file import open_pytorch_file
 from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.errors import CheckpointError
@@ -148,8 +148,21 @@ def _open_heads(directory: Path) -> tuple[Path, Mapping[str, SourceTensor]]:
         if not any((directory / name).exists() for name in WEIGHTS_FILES):
             rule = f"the folder holds one of {', '.join(MEDUSA_FILES + WEIGHTS_FILES)}"
             raise CheckpointError(directory, rule, "none of them", "give the folder of Medusa heads")
-        return directory, open_weights(directory)
+        return directory, _open_model(directory)
     return path, open_safetensors(path) if path.suffix == ".safetensors" else open_pytorch_file(path)
+
+
+def _open_model(directory: Path) -> Mapping[str, SourceTensor]:
+    """Open a model that may have heads among its tensors; the model may be quantised, and the heads not."""
+    config = directory / "config.json"
+    if not config.is_file():
+        return open_weights(directory)
+    tensors, quantization = open_plain_weights(directory, load_json(config), ())
+    matrices = () if quantization is None else quantization.matrices
+    if heads := [name for name in matrices if MEDUSA_HEADS.fullmatch(name)]:
+        cure = "use the heads that they were quantised from"
+        raise CheckpointError(directory, "Medusa heads are not quantised", f"{heads[0]} in codes", cure)
+    return tensors
 
 
 def _recognise(tensors: Mapping[str, SourceTensor], path: Path) -> tuple[MedusaLayout, list[tuple[int, int]]]:
