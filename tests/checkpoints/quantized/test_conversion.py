@@ -41,6 +41,7 @@ def write_plain(directory: Path, source: Path, plain: dict[str, Any]) -> Path:
         ("gptq-act-order", "llama"),
         ("awq", "phi3"),
         ("fp8-blocks", "gemma3"),
+        ("fp8-blocks", "qwen3_moe"),
         ("compressed-packed-asymmetric", "qwen2"),
         ("modelopt-awq", "gemma2"),
     ],
