@@ -29,13 +29,14 @@ class DraftTaps:
     """What drafters take from the target's forward.
 
     ``captured_layers`` (0-based) and ``final_hidden`` give the columns of the output ``features``: the outputs of these
-    layers, then the last hidden rows after the final norm. Taps change no node of the forward: a sum that is captured
-    where another kernel would add and norm it has other bits, and another text. ``medusa``: heads in the target's
-    graph, each with ``num_candidates``.
+    layers, then the last hidden rows after the final norm, then the outputs of ``further_layers``, which no drafter of
+    the engine reads. Taps change no node of the forward: a sum that is captured where another kernel would add and norm
+    it has other bits, and another text. ``medusa``: heads in the target's graph, each with ``num_candidates``.
     """
 
     captured_layers: tuple[int, ...] = ()
     final_hidden: bool = False
+    further_layers: tuple[int, ...] = ()
     medusa: HeadConfig | None = None
     num_candidates: int = 0
 
@@ -106,6 +107,7 @@ def build_target_graph(
     features = [layer_outputs[layer] for layer in taps.captured_layers]
     if taps.final_hidden:
         features.append(decoder.norm(x, FINAL_NORM))
+    features += [layer_outputs[layer] for layer in taps.further_layers]
     if features:
         size = len(features) * config.hidden_size
         graph.output(graph.op("Concat", *features, axis=1), "features", operators.onnx_type, ["T", size])

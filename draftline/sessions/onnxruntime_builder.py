@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -59,6 +60,7 @@ def build_engine(
     tree: TreeShape | None = None,
     acceptance: Acceptance = EXACT,
     captured_layers: Sequence[int] | None = None,
+    further_layers: Sequence[int] = (),
     rounded_as: str | None = None,
     pool_scales: PoolScales = (),
 ) -> None:
@@ -70,7 +72,8 @@ def build_engine(
     of Medusa are part of the target's graph.
 
     ``captured_layers``, where there are no drafts: the features of a forward are the outputs of these layers (0-based),
-    then the final hidden rows, as trainers of drafts read them. None = there are no features.
+    then the final hidden rows, as trainers of drafts read them. None = there are no features. ``further_layers``: whose
+    outputs stand behind the features that the drafts read, for who measures drafts.
 
     ``rounded_as``, ``pool_scales``: to measure what a GPU rounds. Matrices of float32 hold what a form of TensorRT's
     rounds them to; keys and values of a step are rounded as a float8 pool with these scales does, and a commit rounds
@@ -85,6 +88,7 @@ def build_engine(
     pool = Pool(block_size, POOL_TYPES[pool_dtype], pool_scales)
     described = describe_drafts(config, drafts, tree, weights_dtype, chosen, max_seq_len)
     taps = target_taps(described) if captured_layers is None else _training_taps(config, captured_layers, drafts)
+    taps = replace(taps, further_layers=tuple(further_layers))
     target = read_engine_weights(
         checkpoint,
         config.dtype,

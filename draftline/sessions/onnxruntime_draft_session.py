@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,16 @@ from numpy.typing import NDArray
 from draftline.sessions.batch_split import StepCost
 from draftline.sessions.engine_config import EngineConfig, draft_model_file
 from draftline.sessions.onnxruntime_graph import OnnxRuntimeGraph
-from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
 from draftline.sessions.passes import choose_passes
 from draftline.sessions.protocol import DraftBatch, DraftResult, StepBatch
 from draftline.tree import causal_mask
+
+
+class HasFeatures(Protocol):
+    """Whoever has the features ``[T, F]`` that an EAGLE head reads: the target's session, after a forward of T rows."""
+
+    @property
+    def features(self) -> NDArray[np.float32]: ...
 
 
 class OnnxRuntimeDraftSession:
@@ -25,7 +31,7 @@ class OnnxRuntimeDraftSession:
     A first forward runs in passes, as the target's steps do.
     """
 
-    def __init__(self, directory: Path, config: EngineConfig, index: int, target_session: OnnxRuntimeSession) -> None:
+    def __init__(self, directory: Path, config: EngineConfig, index: int, target_session: HasFeatures) -> None:
         self._draft, self._target = config.drafts[index], target_session
         draft = self._draft
         pool_shape = (

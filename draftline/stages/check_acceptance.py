@@ -6,51 +6,54 @@ healthy and slow. So it is measured, and what measures better than what ``config
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.drafts.captured_layers import default_layers
 from draftline.checkpoints.drafts.head_file import load_head_config
 from draftline.checkpoints.tokenizer import Tokenizer
 from draftline.config import Draft
 from draftline.errors import CheckpointError
 from draftline.sessions.batch_split import count_parameters
 from draftline.sessions.draft_builder import DraftSource
-from draftline.stages.acceptance import Proposals, is_better
-from draftline.stages.draft_probe import probe_draft
+from draftline.stages.acceptance import SIGMAS, Proposals, gain_in_errors
+from draftline.stages.challengers import Challenger, challengers, with_layers
+from draftline.stages.draft_probe import DraftProbe, open_probe
 from draftline.stages.gpu import is_on_gpu
-from draftline.stages.perplexity_text import PASSAGES
+from draftline.stages.probe_prompts import PROMPTS
 from draftline.stages.stage import StageCall
 
 MAX_PARAMETERS = 1_000_000_000  # of a target that is measured unasked
-MAX_PASSAGE_TOKENS = 256
-UNSTATED_BASE = 10000.0  # what heads were trained with whose configuration names no base, and some that name one
+ANSWER_TOKENS = (80, 160, 240)  # of each answer: it goes on while a challenger may be better
+MAX_PROMPT_TOKENS = 128
+IN_DOUBT = 1.0  # standard errors
 _OFF = "set check.acceptance to never if you know better"
 
 
 @dataclass(frozen=True)
 class Measured:
     """``acceptance_rate``: the share, 0..1, of positions where the draft's best token is the target's choice.
-    ``confidence``: the probability that the draft gives to that choice, on average."""
+    ``overlap``: of its distribution with the target's, on average. ``gain_in_errors``: by how many standard errors that
+    is more than what the draft's checkpoint says has, 0 for that itself."""
 
     acceptance_rate: float
-    confidence: float
+    overlap: float
+    gain_in_errors: float = 0.0
 
     @classmethod
-    def of(cls, found: Proposals) -> Measured:
+    def of(cls, found: Proposals, gain: float = 0.0) -> Measured:
         """Round to what two machines agree about."""
-        return cls(round(found.acceptance_rate, 4), round(float(found.confidence.mean()), 4))
+        return cls(round(found.acceptance_rate, 4), round(float(found.overlap.mean()), 4), round(gain, 1))
 
 
 @dataclass(frozen=True)
 class AcceptanceReport:
-    """Of ``num_positions`` of a fixed text. ``chance``: the rate that the same proposals would have at random places.
+    """Of ``num_positions`` of answers to fixed prompts. ``chance``: the rate of the same proposals at random places.
 
     ``captured_layers``: those it was measured with, chosen where the checkpoint leaves them open; ``others``: what else
-    was measured, by name. ``is_judged``: False where the target itself guesses no token of the text, as random weights.
+    was measured, by name. ``is_judged``: False where the target itself guesses no token of text, as random weights.
     """
 
     num_positions: int
@@ -74,51 +77,95 @@ def check_acceptance(
 
     ``num_positions``: those that the draft knows, None = without limit.
 
-    Raises: CheckpointError where acceptance is near chance, or is better with other layers or another rotary base.
+    Raises: CheckpointError where acceptance is near chance, or is better with other layers, another rotary base, or
+    ``d2t`` read in the other convention.
     """
     draft = call.pipeline.draft[index]
     head = None if draft.method == "draft_model" else load_head_config(draft_folder)
     if not _is_wanted(call, draft, head, count_parameters(target)):
         return None
-    limit = min(call.pipeline.engine.max_seq_len, MAX_PASSAGE_TOKENS, num_positions or MAX_PASSAGE_TOKENS)
-    passages = [ids for text in PASSAGES if len(ids := tokenizer.encode(text)[:limit]) > 2]
-    source = DraftSource(draft.method, draft_folder, "float32")
-    engine = call.pipeline.engine
+    limit = min(call.pipeline.engine.max_seq_len, num_positions or MAX_PROMPT_TOKENS + max(ANSWER_TOKENS))
+    readings = [] if head is None else [with_layers(head, layers) for layers in head.captured_layer_readings] or [head]
+    others = [] if head is None else challengers(readings, draft_folder, target)
+    with open_probe(
+        checkpoint,
+        DraftSource(draft.method, draft_folder, "float32"),
+        _prompts(tokenizer, max(2, min(MAX_PROMPT_TOKENS, limit // 2))),
+        target.eos_token_ids,
+        min(limit, MAX_PROMPT_TOKENS + max(ANSWER_TOKENS)),
+        call.destination,
+        readings=[*readings, *(other.head for other in others)],
+        kernels="auto" if is_on_gpu(call.pipeline) else call.pipeline.engine.kernels,
+        num_threads=call.pipeline.engine.num_threads,
+    ) as probe:
+        if probe.guesses().is_near_chance():
+            call.say(f"{draft.method}: acceptance says nothing, the target itself guesses no token of a text")
+            return _report(probe.measure(head), head, {}, is_judged=False)
+        return _judge(call, draft, probe, readings, others)
 
-    def measure(variant: HeadConfig | None) -> tuple[Proposals, Proposals]:
-        return probe_draft(
-            checkpoint,
-            source,
-            passages,
-            call.destination,
-            head=variant,
-            kernels="auto" if is_on_gpu(call.pipeline) else engine.kernels,
-            num_threads=engine.num_threads,
-        )
 
-    ours, of_text = measure(head)
-    others: dict[str, Measured] = {}
-    if of_text.is_near_chance():
-        call.say(f"{draft.method}: acceptance says nothing, the target itself guesses no token of the text")
-        return _report(ours, head, others, is_judged=False)
-    if head is not None and head.captured_layer_readings:
-        measured = {reading: measure(_with_layers(head, reading))[0] for reading in head.captured_layer_readings[1:]}
-        others = {f"layers {list(layers)}": Measured.of(found) for layers, found in measured.items()}
-        head, ours = _choose(call, head, {head.captured_layers: ours, **measured})
-    where = draft.checkpoint or draft.method
-    call.say(f"{draft.method}: {ours.acceptance_rate:.1%} of {len(ours.choices)} tokens accepted at depth 1")
+def _judge(
+    call: StageCall, draft: Draft, probe: DraftProbe, readings: list[HeadConfig], others: list[Challenger]
+) -> AcceptanceReport:
+    where, head, compared = draft.checkpoint or draft.method, readings[0] if readings else None, {}
+    if len(readings) > 1:
+        named = {f"layers {list(reading.captured_layers)}": reading for reading in readings}
+        ours, found = _compare(probe, readings[0], [Challenger(name, reading) for name, reading in named.items()][1:])
+        compared = {name: Measured.of(*measured) for name, measured in found.items()}
+        overlaps = {name: measured.overlap.mean() for name, (measured, gain) in found.items() if gain > SIGMAS}
+        head = named[max(overlaps, key=lambda name: overlaps[name], default=next(iter(named)))]
+        _say_choice(call, head, ours, found, is_first=head is readings[0])
+    rivals = [other for other in others if head is not None and other.stands_beside(head)]
+    ours, found = _compare(probe, head, rivals)
+    compared |= {name: Measured.of(*measured) for name, measured in found.items()}
+    count = len(ours.choices)
+    call.say(f"{draft.method}: {ours.acceptance_rate:.1%} of {count} tokens accepted at depth 1")
+    for other in rivals:
+        measured, gain = found[other.name]
+        call.say(f"{draft.method}: {measured.acceptance_rate:.1%} with {other.name}, {gain:+.1f} standard errors")
+    better = [other for other in rivals if found[other.name][1] > SIGMAS]
+    if better:
+        best = max(better, key=lambda other: float(found[other.name][0].overlap.mean()))
+        measured, gain = found[best.name]
+        rule = f"no other {best.kind} is accepted more often than what the draft's checkpoint says"
+        got = f"{ours} at depth 1, and {measured} with {best.name}, {gain:.1f} standard errors more"
+        raise CheckpointError(where, rule, got, f"{best.cure}, or {_OFF}")
     if ours.is_near_chance():
         rule = f"a draft is accepted more often than by chance ({ours.chance:.1%} at depth 1)"
         cure = f"choose the draft that was trained for this target, or {_OFF}"
-        raise CheckpointError(where, rule, f"{ours.acceptance_rate:.1%} of {len(ours.choices)} tokens", cure)
-    for what, variant in _challengers(head, target) if head else ():
-        found, _ = measure(variant)
-        others[what] = Measured.of(found)
-        if is_better(found, ours):
-            rule = f"no other {what.split()[0]} is accepted more often than what config.json says"
-            got = f"{ours} at depth 1, and {found} with {what}"
-            raise CheckpointError(where, rule, got, f"write {what} into it, or {_OFF}")
-    return _report(ours, head, others, is_judged=True)
+        raise CheckpointError(where, rule, f"{ours.acceptance_rate:.1%} of {count} tokens", cure)
+    return _report(ours, head, compared, is_judged=True)
+
+
+def _compare(
+    probe: DraftProbe, head: HeadConfig | None, others: list[Challenger]
+) -> tuple[Proposals, dict[str, tuple[Proposals, float]]]:
+    """Measure ``head``, and others by name, with their gains, over answers that go on while one is in doubt."""
+    found: dict[str, tuple[Proposals, float]] = {}
+    in_doubt = others
+    for num_tokens in ANSWER_TOKENS:
+        probe.go_on(num_tokens)
+        ours = probe.measure(head)
+        for other in in_doubt:
+            measured = probe.measure(other.head, has_ids=other.has_ids)
+            found[other.name] = measured, gain_in_errors(measured, ours)
+        in_doubt = [other for other in in_doubt if found[other.name][1] > IN_DOUBT]
+        if not in_doubt or any(gain > SIGMAS for _, gain in found.values()):
+            break
+    return ours, found
+
+
+def _prompts(tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
+    """Return the prompts as chats, or as they are for a target without a template."""
+    prompts = []
+    for text in PROMPTS:
+        if tokenizer.chat_template is None:
+            ids = tokenizer.encode(text)
+        else:
+            chat = tokenizer.render_chat([{"role": "user", "content": text}])
+            ids = tokenizer.encode(chat, add_special_tokens=False)
+        prompts.append(ids[-max_tokens:])
+    return prompts
 
 
 def _is_wanted(call: StageCall, draft: Draft, head: HeadConfig | None, num_parameters: int) -> bool:
@@ -134,37 +181,17 @@ def _is_wanted(call: StageCall, draft: Draft, head: HeadConfig | None, num_param
     return False
 
 
-def _choose(
-    call: StageCall, head: HeadConfig, measured: dict[tuple[int, ...], Proposals]
-) -> tuple[HeadConfig, Proposals]:
-    """Take the first reading, unless others are better; then the best of them."""
-    first = measured[head.captured_layers]
-    better = [layers for layers, found in measured.items() if is_better(found, first)]
-    layers = max(better, key=lambda reading: measured[reading].confidence.mean(), default=head.captured_layers)
-    rates = ", ".join(f"{list(reading)} {found}" for reading, found in measured.items())
-    why = "better than what stands first" if better else "none is better"
-    call.say(f"captured layers {list(layers)}, {why}; accepted at depth 1: {rates}")
-    return _with_layers(head, layers), measured[layers]
-
-
-def _with_layers(head: HeadConfig, layers: tuple[int, ...]) -> HeadConfig:
-    return replace(head, captured_layers=layers)
-
-
-def _challengers(head: HeadConfig, target: CheckpointConfig) -> Iterator[tuple[str, HeadConfig]]:
-    """Yield what the head may have been trained with against what its configuration says, by the words to write."""
-    default = default_layers(target.num_hidden_layers)
-    known: Sequence[tuple[int, ...]] = head.captured_layer_readings or (head.captured_layers,)
-    if default is not None and len(head.captured_layers) == len(default) and default not in known:
-        yield f"layers {list(default)}", _with_layers(head, default)
-    if head.method == "medusa":
-        return
-    tried = [(head.rotary_base, head.rotary_scaling)]
-    for base, scaling in ((target.rotary_base, target.rotary_scaling), (UNSTATED_BASE, None)):
-        if (base, scaling) not in tried:
-            tried.append((base, scaling))
-            scaled = "" if scaling is None else f" with rope_scaling {scaling}"
-            yield f"rope_theta {base:g}{scaled}", replace(head, rotary_base=base, rotary_scaling=scaling)
+def _say_choice(
+    call: StageCall,
+    head: HeadConfig,
+    first: Proposals,
+    found: Mapping[str, tuple[Proposals, float]],
+    *,
+    is_first: bool,
+) -> None:
+    rates = ", ".join(f"{name.removeprefix('layers ')} {measured}" for name, (measured, _) in found.items())
+    why = "none is better" if is_first else "better than what stands first"
+    call.say(f"captured layers {list(head.captured_layers)}, {why}; accepted at depth 1: first {first}, {rates}")
 
 
 def _report(

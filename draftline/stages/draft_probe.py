@@ -1,142 +1,193 @@
-"""Run texts through a target and one draft, and take down what each chose: acceptance at depth 1, without decoding."""
+"""Let a target answer prompts, and take down what a draft proposes there: acceptance at depth 1."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.drafts.head_file import write_head_config
-from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE
+from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.sessions.draft_builder import DraftSource
-from draftline.sessions.engine_config import EngineConfig, load_engine_config
+from draftline.sessions.draft_variants import add_rotary_variants
+from draftline.sessions.engine_config import METHODS_WITH_SESSIONS, EngineConfig, load_engine_config
 from draftline.sessions.native_kernels import WantedKernels
-from draftline.sessions.onnxruntime_builder import build_engine
-from draftline.sessions.opening import open_draft_sessions, open_session
-from draftline.sessions.protocol import DraftBatch, DraftSession, Session, StepBatch
+from draftline.sessions.onnxruntime_builder import CHECKPOINT_FILE, build_engine
+from draftline.sessions.onnxruntime_draft_session import OnnxRuntimeDraftSession
+from draftline.sessions.onnxruntime_session import OnnxRuntimeSession
+from draftline.sessions.plain_step import plain_step
+from draftline.sessions.protocol import DraftBatch
 from draftline.speculation import TreeShape
-from draftline.stages.acceptance import Proposals, propose
+from draftline.stages.acceptance import Candidates, Proposals, propose
+from draftline.stages.answers import BLOCK_SIZE, Answer, Answers, as_candidates, joined
 
-NUM_CANDIDATES = 8
+NUM_CANDIDATES = 8  # of a draft
 TREE = TreeShape("dynamic", NUM_CANDIDATES + 1, 1, NUM_CANDIDATES)
-BLOCK_SIZE = 16
 
 
-def probe_draft(
+class DraftProbe:
+    """A draft beside the answers of its target, measured as often as it can be read.
+
+    One pass of the target serves all: what variants of a head read of it is kept.
+    """
+
+    def __init__(
+        self,
+        draft_folder: Path,
+        engine: Path,
+        config: EngineConfig,
+        answers: Answers,
+        readings: Sequence[HeadConfig],
+        layers: Sequence[int],
+        opened: ExitStack,
+    ) -> None:
+        """``readings``: the draft's own first; ``layers``: of the captured columns of the answers' features."""
+        self._draft_folder = draft_folder
+        self._engine, self._config, self._answers, self._opened = engine, config, answers, opened
+        self._layers, self._max_length = list(layers), config.max_seq_len
+        self._rotary = rotary_settings(readings)
+        num_positions = config.max_seq_len + TREE.max_depth
+        self._with_variants = (
+            add_rotary_variants(engine, config, self._rotary[1:], num_positions) if len(self._rotary) > 1 else config
+        )
+        self._drafters: dict[int, OnnxRuntimeDraftSession] = {}
+        self.features = np.empty((0, 0), np.float32)  # of the text that is measured
+
+    def go_on(self, num_tokens: int) -> None:
+        """Let answers have ``num_tokens`` at least, as far as they go."""
+        self._answers.go_on(num_tokens, self._max_length)
+
+    def guesses(self) -> Proposals:
+        """Return how often the target itself guesses the next token of the prompts."""
+        parts, targets = [], []
+        for answer in self._answers.answers:
+            count = answer.num_prompt_tokens - 1
+            found = joined(answer.candidates)
+            targets.append(Candidates(found.token_ids[:count], found.probabilities[:count]))
+            ids = np.array(answer.ids[1 : count + 1], np.int64)[:, None]
+            parts.append(Candidates(ids, np.ones(ids.shape)))
+        return propose(joined(targets), joined(parts), tuple(len(part.token_ids) for part in parts))
+
+    def measure(self, head: HeadConfig | None, *, has_ids: bool = False) -> Proposals:
+        """Return what the draft proposes for each token of the answers; ``head`` is one of the readings.
+
+        ``has_ids``: as if ``d2t`` held the target's ids.
+        """
+        targets, drafts = [], []
+        for answer in self._answers.answers:
+            rows = answer.judged_rows
+            found, proposed = joined(answer.candidates), self._candidates(answer, head)
+            targets.append(Candidates(found.token_ids[rows], found.probabilities[rows]))
+            ids = self._as_ids(proposed.token_ids) if has_ids else proposed.token_ids
+            drafts.append(Candidates(ids[rows], proposed.probabilities[rows]))
+        return propose(joined(targets), joined(drafts), tuple(len(part.token_ids) for part in targets))
+
+    def _candidates(self, answer: Answer, head: HeadConfig | None) -> Candidates:
+        """Return the draft's candidates by the row whose token they are of; nothing of value stands for row 0."""
+        if self._config.drafts[0].method not in METHODS_WITH_SESSIONS:
+            heads = joined(answer.head_candidates)  # the first head looks one token past the target's own choice
+            return Candidates(np.roll(heads.token_ids, 1, 0), np.roll(heads.probabilities, 1, 0))
+        if head is None:
+            found = self._drafter(0).forward(_draft_batch(answer.ids[: answer.num_read]))
+            return as_candidates(found.token_ids, found.log_probs)
+        drafter = self._drafter(next(i for i, known in enumerate(self._rotary) if _is_same_rotary(known, head)))
+        features = np.concatenate(answer.features)
+        self.features = features[:, self._columns(head)]
+        rows = np.arange(answer.num_read - 1)  # row t of a head reads the feature of token t, and token t + 1
+        drafter.keep_features(rows, rows)
+        found = drafter.forward(_draft_batch(answer.ids[1 : answer.num_read]))
+        first = np.zeros((1, found.token_ids.shape[1]))
+        of_rows = as_candidates(found.token_ids, found.log_probs)
+        return joined([Candidates(first.astype(np.int64), first), of_rows])
+
+    def _as_ids(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Take back what ``d2t`` added: target id = draft id + d2t[draft id] rises with the draft's."""
+        path = self._draft_folder / CHECKPOINT_FILE
+        offsets = map_tensor(path, tensor_locations(path)["d2t"])
+        draft_ids = np.searchsorted(np.arange(len(offsets)) + offsets, token_ids)
+        return np.asarray(offsets[np.minimum(draft_ids, len(offsets) - 1)], np.int64)
+
+    def _columns(self, head: HeadConfig) -> NDArray[np.int64]:
+        size = head.target_hidden_size
+        places = [self._layers.index(layer) for layer in head.captured_layers] or [0]
+        return np.concatenate([np.arange(place * size, (place + 1) * size) for place in places])
+
+    def _drafter(self, index: int) -> OnnxRuntimeDraftSession:
+        if index not in self._drafters:
+            drafter = OnnxRuntimeDraftSession(self._engine, self._with_variants, index, self)
+            self._opened.callback(drafter.close)
+            self._drafters[index] = drafter
+        return self._drafters[index]
+
+
+@contextmanager
+def open_probe(
     target: Path,
     draft: DraftSource,
-    passages: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+    end_ids: Collection[int],
+    max_length: int,
     scratch: Path,
     *,
-    head: HeadConfig | None = None,
+    readings: Sequence[HeadConfig] = (),
     kernels: WantedKernels = "auto",
     num_threads: int = 0,
-) -> tuple[Proposals, Proposals]:
-    """Return what a draft proposes behind each token that it knows, and what the texts themselves go on with.
+) -> Iterator[DraftProbe]:
+    """Open a probe of a draft; both are converted checkpoints, run in float32.
 
-    Both stand beside the target's own choices: the second pair tells whether these are worth anything.
-
-    ``target`` and ``draft`` are converted checkpoints, run in float32; ``head`` takes the place of the draft's own
-    configuration. An engine stands in the folder ``scratch`` for as long as that takes.
+    ``readings``: what a head can be read as, that of its own checkpoint first; none of a draft model. ``max_length``:
+    of a text, prompt and answer. An engine stands in the folder ``scratch`` for as long as that takes.
     """
-    longest = max(map(len, passages))
+    assert draft.checkpoint is not None, "others have no weights to be wrong"
+    own = readings[0].captured_layers if readings else ()
+    further = sorted({layer for head in readings for layer in head.captured_layers} - set(own))
+    blocks_of_answer = -(-max_length // BLOCK_SIZE)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as opened:
         engine = Path(folder, "engine")
         engine.mkdir()
-        if head is not None and draft.checkpoint is not None:
-            draft = DraftSource(
-                draft.method, _variant(draft.checkpoint, head, Path(folder, "draft")), draft.weights_dtype
-            )
         build_engine(
             target,
             engine,
             weights_dtype="float32",
             kernels=kernels,
-            max_batch_size=1,
-            max_seq_len=longest,
-            max_num_tokens=longest,
+            max_batch_size=len(prompts),
+            max_seq_len=max_length,
+            max_num_tokens=max(max_length, len(prompts)),
             num_threads=num_threads,
             block_size=BLOCK_SIZE,
-            max_blocks=-(-longest // BLOCK_SIZE) + 1,
+            max_blocks=blocks_of_answer * len(prompts),
             prefix_cache=False,
             progress=lambda done, total: None,
             drafts=[draft],
             tree=TREE,
+            further_layers=further,
         )
         config = load_engine_config(engine)
-        session = open_session(engine, config)
+        session = OnnxRuntimeSession(engine, config)
         opened.callback(session.close)
-        (drafter,) = open_draft_sessions(engine, config, session)
-        if drafter is not None:
-            opened.callback(drafter.close)
-        found = [_run_passage(session, drafter, config, np.array(ids, np.int32)) for ids in passages]
-    of_draft, of_text = zip(*found, strict=True)
-    return _joined(of_draft), _joined(of_text)
+        answers = Answers(session, prompts, end_ids, blocks_of_answer, has_features=config.has_features)
+        yield DraftProbe(draft.checkpoint, engine, config, answers, readings, (*own, *further), opened)
 
 
-def _joined(parts: Sequence[Proposals]) -> Proposals:
-    return Proposals(
-        np.concatenate([part.choices for part in parts]),
-        np.concatenate([part.proposed for part in parts]),
-        np.concatenate([part.confidence for part in parts]),
-    )
+def rotary_settings(readings: Sequence[HeadConfig]) -> list[HeadConfig]:
+    """Return a reading of each rotary setting, in order."""
+    found: list[HeadConfig] = []
+    for head in readings:
+        if not any(_is_same_rotary(head, known) for known in found):
+            found.append(head)
+    return found
 
 
-def _variant(checkpoint: Path, head: HeadConfig, destination: Path) -> Path:
-    """Give the draft's tensors another configuration, in the folder ``destination``."""
-    destination.mkdir()
-    write_head_config(destination / CONFIG_FILE, head)
-    try:
-        os.link(checkpoint / WEIGHTS_FILE, destination / WEIGHTS_FILE)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(checkpoint / WEIGHTS_FILE, destination / WEIGHTS_FILE)
-    return destination
+def _is_same_rotary(left: HeadConfig, right: HeadConfig) -> bool:
+    return (left.rotary_base, left.rotary_scaling) == (right.rotary_base, right.rotary_scaling)
 
 
-def _run_passage(
-    session: Session, drafter: DraftSession | None, config: EngineConfig, ids: NDArray[np.int32]
-) -> tuple[Proposals, Proposals]:
-    result = session.forward(_step(ids))
-    choices = result.sampled_ids.astype(np.int64)
-    of_text = propose(choices[:-1], ids[1:, None], np.zeros((len(ids) - 1, 1), np.float32))
-    if drafter is None:  # Medusa's first head looks one token past the target's own choice
-        assert result.head_ids is not None, "such a drafter is part of the target's graph"
-        assert result.head_log_probs is not None, "they come with their ids"
-        return propose(choices[1:], result.head_ids[:-1, 0], result.head_log_probs[:-1, 0]), of_text
-    if config.drafts[0].feature_size == 0:
-        found = drafter.forward(_draft_batch(ids))
-        return propose(choices, found.token_ids, found.log_probs), of_text
-    rows = np.arange(len(ids) - 1)  # row t of a head reads the feature of token t, and token t + 1
-    drafter.keep_features(rows, rows)
-    found = drafter.forward(_draft_batch(ids[1:]))
-    return propose(choices[1:], found.token_ids, found.log_probs), of_text
-
-
-def _step(ids: NDArray[np.int32]) -> StepBatch:
-    num_rows = len(ids)
-    return StepBatch(
-        input_ids=ids,
-        position_ids=np.arange(num_rows, dtype=np.int32),
-        sequence_starts=np.array([0, num_rows], np.int32),
-        context_lengths=np.zeros(1, np.int32),
-        block_table=np.arange(-(-num_rows // BLOCK_SIZE), dtype=np.int32)[None],
-        sample_rows=np.arange(num_rows, dtype=np.int32),
-        temperature=np.zeros(num_rows, np.float32),
-        top_k=np.zeros(num_rows, np.int32),
-        top_p=np.ones(num_rows, np.float32),
-        uniform=np.zeros(num_rows, np.float32),
-    )
-
-
-def _draft_batch(ids: NDArray[np.int32]) -> DraftBatch:
-    step, rows = _step(ids), np.arange(len(ids), dtype=np.int32)
+def _draft_batch(ids: Sequence[int]) -> DraftBatch:
+    step, rows = plain_step(ids, 0, BLOCK_SIZE), np.arange(len(ids), dtype=np.int32)
     return DraftBatch(
         is_first=True,
         input_ids=step.input_ids,

@@ -71,7 +71,7 @@ def parse_captured_layers(
             rule = f"config.json names the target's layers in {_IDS}"
             got = f"no such key, {num_features} features and a target of {num_layers} layers"
             raise CheckpointError(raw.where, rule, got, "write the 0-based layers whose outputs the head reads")
-        readings = (default, *(shifted for by in (1, -1) if (shifted := _shifted(default, by, num_layers))))
+        readings = (default, *(shifted for by in (1, -1) if (shifted := shifted_layers(default, by, num_layers))))
         return CapturedLayers(default, readings, f"no {_IDS}: the reference's layers, outputs of {list(default)}")
     if not _are_increasing(ids) or ids[-1] > num_layers:
         raise raw.error(_IDS, f"increasing ids of the target's layers, below {num_layers}", list(ids))
@@ -85,7 +85,7 @@ def _read_ids(
     raw: JsonObject, ids: tuple[int, ...], num_layers: int, ids_name: Literal["outputs", "inputs"]
 ) -> CapturedLayers:
     """Ids are clear where they are the default of one convention; else the layout's own convention goes first."""
-    as_named = {"outputs": _shifted(ids, 0, num_layers), "inputs": _shifted(ids, -1, num_layers)}
+    as_named = {"outputs": shifted_layers(ids, 0, num_layers), "inputs": shifted_layers(ids, -1, num_layers)}
     other: Literal["outputs", "inputs"] = "inputs" if ids_name == "outputs" else "outputs"
     default = default_layers(num_layers)
     for name in (ids_name, other):
@@ -124,7 +124,8 @@ def written_ids(raw: JsonObject) -> tuple[int, ...] | None:
     return found[0] if found else None
 
 
-def _shifted(layers: tuple[int, ...], by: int, num_layers: int) -> tuple[int, ...] | None:
+def shifted_layers(layers: tuple[int, ...], by: int, num_layers: int) -> tuple[int, ...] | None:
+    """Return the layers so many further on; None where a target of ``num_layers`` has not all of them."""
     moved = tuple(layer + by for layer in layers)
     return moved if moved[0] >= 0 and moved[-1] < num_layers else None
 
