@@ -44,7 +44,7 @@ def open_huggingface(directory: Path, dtype: str, *, as_stored: bool = False) ->
     raw = load_json(directory / "config.json")
     config = parse_huggingface_config(raw, generation, dtype)
     check_tokenizer(directory, config.vocab_size)
-    write_tokenizer = partial(_copy_tokenizer, directory, config.vocab_size)
+    write_tokenizer = partial(copy_tokenizer_files, directory, config.vocab_size)
     if as_stored:
         return SourceCheckpoint(directory, config, open_weights(directory), write_tokenizer)
     wanted = {name for target in weight_map(config) for name, _ in target.sources}
@@ -54,7 +54,8 @@ def open_huggingface(directory: Path, dtype: str, *, as_stored: bool = False) ->
     )
 
 
-def _copy_tokenizer(source: Path, vocab_size: int, destination: Path) -> None:
+def copy_tokenizer_files(source: Path, vocab_size: int, destination: Path) -> None:
+    """Copy the tokenizer's files, and those that go with it, from one folder into another."""
     copy_tokenizer(source, destination, vocab_size)
     for name in TOKENIZER_FILES[1:]:
         if (source / name).is_file():

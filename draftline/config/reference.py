@@ -47,6 +47,8 @@ def describe_values(field: str) -> str:
     if "items" in schema:
         if "enum" in schema["items"]:
             return "a list of " + " | ".join(map(str, schema["items"]["enum"]))
+        if schema["items"].get("type") == "integer":
+            return f"a list of integers from {schema['items']['minimum']} on"
         return " | ".join(schema["enum"]) + " | a list of paths such as [[0], [1], [0, 0]]"
     if "enum" in schema:
         return " | ".join(str(value) for value in schema["enum"])

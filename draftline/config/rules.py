@@ -87,6 +87,18 @@ RULES = (
         "remove it",
     ),
     Rule(
+        ("draft.captured_layers", "draft.method"),
+        lambda layers, method: layers is None or method == "eagle3",
+        "stands beside a head that reads several layers, eagle3",
+        "remove it",
+    ),
+    Rule(
+        ("draft.captured_layers",),
+        lambda layers: layers is None or list(layers) == sorted(set(layers)),
+        "rise",
+        "list each layer once, lowest first",
+    ),
+    Rule(
         ("draft.method", "draft.earlier_methods"),
         lambda method, earlier_methods: method not in earlier_methods,
         "each draft of a list has another method",
@@ -278,7 +290,7 @@ def _methods(fields: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, tu
 def _show(field: str, value: object) -> str:
     if "." not in field:
         return "a block"
-    if field == "engine.compute_capabilities" and isinstance(value, (list, tuple)):
+    if field.endswith(("compute_capabilities", "captured_layers")) and isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if isinstance(value, (list, tuple)):
         return ", ".join(str(list(path)) for path in orphans(value)) or f"{len(value)} paths"

@@ -74,6 +74,14 @@ class Draft(Block):
         "Rounding them changes no answer, only how often the draft is right.",
         examples=["int8"],
     )
+    captured_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_as_tuples)] = Field(
+        None,
+        min_length=1,
+        description="The target's layers whose outputs an `eagle3` head reads, counted from 0, in the place of those "
+        "that its `config.json` names. Where that can be read in several ways, `check` measures which is meant unless "
+        "this says it.",
+        examples=[[1, 14, 26]],
+    )
 
 
 class Tree(Block):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.known_positions import known_positions
 from draftline.errors import CheckpointError, RequestError
 from draftline.stages import build
@@ -15,7 +16,7 @@ from draftline.stages.stage import Stage, StageCall
 from draftline.stages.tensorrt_llm import is_tensorrt_llm, load_target
 
 if TYPE_CHECKING:
-    from draftline.checkpoints.config import CheckpointConfig
+    from draftline.checkpoints.llmapi import Published
     from draftline.checkpoints.tokenizer import Tokenizer
     from draftline.config import Pipeline
     from draftline.sessions.tensorrt.network_check import NetworkReport
@@ -57,31 +58,38 @@ def run(call: StageCall) -> CheckResult:
     from draftline.checkpoints.tokenizer import load_tokenizer
     from draftline.checkpoints.trtllm import load_checkpoint_config
     from draftline.sessions.batch_split import count_parameters
-    from draftline.stages.check_drafts import check_drafts
+    from draftline.stages.check_drafts import check_drafts, write_no_choice
     from draftline.stages.check_perplexity import check_perplexity
     from draftline.stages.gpu import check_network, pool_scales
 
     checkpoint = call.build_directory / "checkpoint"
     is_ours = not is_tensorrt_llm(call.pipeline)  # else the network is the vendor's
-    config = load_checkpoint_config(checkpoint) if is_ours else load_target(call)
+    target = load_checkpoint_config(checkpoint) if is_ours else load_target(call)
     tokenizer = load_tokenizer(checkpoint)
     where = call.pipeline.target.checkpoint
-    check_heads(where, config)
-    limit = check_length(config, call.pipeline.engine.max_seq_len)
-    for line in describe_factors(config.rotary_scaling, call.pipeline.engine.max_seq_len):
-        call.say(line)
-    check_tokenizer(where, tokenizer, config.vocab_size)
-    scales = pool_scales(call, call.advance)
-    token_ids = tokenizer.encode(PLAIN_TEXT + WIDE_TEXT)
-    network = check_network(call, checkpoint, count_parameters(config), token_ids, scales)
+    limit = check_length(num_positions(where, target), call.pipeline.engine.max_seq_len)
+    if isinstance(target, CheckpointConfig):
+        for line in describe_factors(target.rotary_scaling, call.pipeline.engine.max_seq_len):
+            call.say(line)
+    check_tokenizer(where, tokenizer, target.vocab_size)
+    drafts: tuple[DraftReport, ...] = ()
+    perplexity, network = None, None
+    if isinstance(target, CheckpointConfig) and is_ours:
+        scales = pool_scales(call, call.advance)
+        token_ids = tokenizer.encode(PLAIN_TEXT + WIDE_TEXT)
+        network = check_network(call, checkpoint, count_parameters(target), token_ids, scales)
+        drafts = check_drafts(call, checkpoint, target, tokenizer)
+        perplexity = check_perplexity(call, checkpoint, target, tokenizer, scales)
+    else:
+        write_no_choice(call)  # convert has checked the draft
     result = CheckResult(
-        config.architecture,
+        target.architecture,
         limit,
-        config.vocab_size,
+        target.vocab_size,
         keeps_wide_text=_round_trip(tokenizer, WIDE_TEXT) == WIDE_TEXT,
         has_chat_template=check_chat_template(where, tokenizer),
-        drafts=check_drafts(call, checkpoint, config, tokenizer),
-        perplexity=check_perplexity(call, checkpoint, config, tokenizer, scales) if is_ours else None,
+        drafts=drafts,
+        perplexity=perplexity,
         network=network,
     )
     (call.destination / "report.json").write_text(json.dumps(asdict(result), indent=2) + "\n", "utf-8")
@@ -96,12 +104,16 @@ def check_heads(where: str, config: CheckpointConfig) -> None:
         raise CheckpointError(where, rule, got, "correct its config.json")
 
 
-def check_length(config: CheckpointConfig, max_seq_len: int) -> int:
-    """Return how many positions the model knows, its rotary scaling included.
+def num_positions(where: str, target: CheckpointConfig | Published) -> int:
+    """Return how many positions a model knows, its rotary scaling included. Raises: as ``check_heads``."""
+    if isinstance(target, CheckpointConfig):
+        check_heads(where, target)
+        return known_positions(target.max_position_embeddings, target.rotary_scaling)
+    return target.num_positions
 
-    Raises: CheckpointError where ``max_seq_len`` is more.
-    """
-    limit = known_positions(config.max_position_embeddings, config.rotary_scaling)
+
+def check_length(limit: int, max_seq_len: int) -> int:
+    """Return the positions that the model knows. Raises: CheckpointError where ``max_seq_len`` is more."""
     if max_seq_len > limit:
         rule = f"the model knows {limit} positions"
         cure = f"lower engine.max_seq_len to {limit}, or use a checkpoint with rope_scaling"

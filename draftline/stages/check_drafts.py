@@ -19,7 +19,6 @@ from draftline.errors import CheckpointError
 from draftline.stages.check_acceptance import AcceptanceReport, check_acceptance
 from draftline.stages.drafts import CAPTURED_LAYERS_FILE, draft_folder
 from draftline.stages.stage import StageCall
-from draftline.stages.tensorrt_llm import is_tensorrt_llm
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ def check_drafts(
     not do what its checkpoint says.
     """
     pipeline = call.pipeline
-    if is_tensorrt_llm(pipeline):  # convert has checked the draft
-        _write_captured_layers(call.destination / CAPTURED_LAYERS_FILE, ())
-        return ()
     limits = [
         _limits(draft, checkpoint, checkpoint / draft_folder(index), target)
         for index, draft in enumerate(pipeline.draft)
@@ -64,6 +60,11 @@ def check_drafts(
         reports.append(DraftReport(draft.method, positions, to_the_end, found))
     _write_captured_layers(call.destination / CAPTURED_LAYERS_FILE, reports)
     return tuple(reports)
+
+
+def write_no_choice(call: StageCall) -> None:
+    """Write that no captured layers were chosen here."""
+    _write_captured_layers(call.destination / CAPTURED_LAYERS_FILE, ())
 
 
 def _write_captured_layers(path: Path, reports: Sequence[DraftReport]) -> None:

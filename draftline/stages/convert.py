@@ -57,7 +57,9 @@ def run(call: StageCall) -> ConvertResult:
             say_notes(call, "draft_model", source)
             lines = describe_draft_model(model, target)
         else:
-            head = convert_head(source, destination, draft.method, target, dtype, advance)
+            head = convert_head(
+                source, destination, draft.method, target, dtype, advance, captured_layers=draft.captured_layers
+            )
             draft_layers.append(head.num_layers)
             lines = describe_head(head, target)
             if (source / TOKENIZER_FILE).is_file():  # published with some heads, and of no other use than this
@@ -131,6 +133,7 @@ STAGE = Stage(
     settings=(
         "target.dtype",
         "draft.method",
+        "draft.captured_layers",
         "engine.route",
         "engine.tensor_parallel_size",
         "engine.pipeline_parallel_size",

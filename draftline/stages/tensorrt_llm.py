@@ -23,6 +23,7 @@ from draftline.stages.stage import StageCall, setting_of
 
 if TYPE_CHECKING:
     from draftline.checkpoints.config import CheckpointConfig
+    from draftline.checkpoints.llmapi import Published
     from draftline.checkpoints.ranks.convert import HeadSource
     from draftline.sessions.tensorrt_llm import EngineLimits
     from draftline.stages.convert import ConvertResult
@@ -95,24 +96,33 @@ def convert(call: StageCall) -> ConvertResult:
         from draftline.checkpoints.llmapi import check_published
 
         (draft,) = call.pipeline.draft or (None,)
-        source = call.draft_sources[0] if draft else None
-        target = check_published(call.source, source, draft.method if draft else None, dtype, call.destination).target
-        num_layers = tuple(0 for _ in call.pipeline.draft)
-        tree = call.pipeline.tree
-        if tree is not None and tree.kind == "dynamic" and target.sliding_window is not None:
-            rule = "TensorRT-LLM grows no dynamic trees of a target with a sliding window"
-            raise CheckpointError("tree.kind", rule, f"sliding_window {target.sliding_window}", "set it to chain")
-    else:
-        mapping = Mapping(engine.tensor_parallel_size, engine.pipeline_parallel_size)
-        layout = convert_for_ranks(call.source, call.destination, dtype, mapping, _head(call), call.advance)
-        target = layout.config
-        num_layers = (layout.speculation.head.num_layers,) if layout.speculation else ()
-        say_notes(call, "target", call.source)
-        if mapping.world_size > 1:
-            call.say(f"{mapping.world_size} ranks: {mapping.tp_size} divide the matrices, {mapping.pp_size} the layers")
+        source, method, layers = None, None, None
+        if draft is not None:
+            source, method, layers = call.draft_sources[0], draft.method, draft.captured_layers
+        target = check_published(call.source, source, method, dtype, call.destination, layers)
+        _check_tree(call.pipeline, target)
+        sizes = (target.architecture, dtype, target.num_hidden_layers, target.hidden_size, target.vocab_size)
+        return ConvertResult(*sizes, tuple(0 for _ in call.pipeline.draft))
+    mapping = Mapping(engine.tensor_parallel_size, engine.pipeline_parallel_size)
+    layout = convert_for_ranks(call.source, call.destination, dtype, mapping, _head(call), call.advance)
+    config = layout.config
+    say_notes(call, "target", call.source)
+    num_layers = (layout.speculation.head.num_layers,) if layout.speculation else ()
+    if mapping.world_size > 1:
+        call.say(f"{mapping.world_size} ranks: {mapping.tp_size} divide the matrices, {mapping.pp_size} the layers")
     return ConvertResult(
-        target.architecture, dtype, target.num_hidden_layers, target.hidden_size, target.vocab_size, num_layers
+        config.architecture, dtype, config.num_hidden_layers, config.hidden_size, config.vocab_size, num_layers
     )
+
+
+def _check_tree(pipeline: Pipeline, target: Published) -> None:
+    """Raise CheckpointError for a dynamic tree of a target that TensorRT-LLM grows none of."""
+    if pipeline.tree is None or pipeline.tree.kind != "dynamic":
+        return
+    for what, value in (("sliding_window", target.sliding_window), ("kv_lora_rank", target.latent_rank)):
+        if value is not None:
+            rule = "TensorRT-LLM grows no dynamic trees of a target with a sliding window or latent attention"
+            raise CheckpointError("tree.kind", rule, f"{what} {value}", "set it to chain")
 
 
 def _head(call: StageCall) -> HeadSource | None:
@@ -136,13 +146,13 @@ def _head(call: StageCall) -> HeadSource | None:
     )
 
 
-def load_target(call: StageCall) -> CheckpointConfig:
+def load_target(call: StageCall) -> CheckpointConfig | Published:
     """Read what the convert stage says of the target."""
     checkpoint = call.build_directory / "checkpoint"
     if call.pipeline.engine.route == "llmapi":
         from draftline.checkpoints.llmapi import load_published
 
-        return load_published(checkpoint).target
+        return load_published(checkpoint)
     from draftline.checkpoints.ranks.config import load_layout
 
     return load_layout(checkpoint).config

@@ -68,6 +68,18 @@ def test_a_list_given_on_the_command_line_replaces_the_draft(tmp_path: Path) -> 
     assert load(tmp_path, TWO, "draft=null", "draft.method=ngram").draft[0].method == "ngram"
 
 
+def test_captured_layers_are_a_list_of_layers(tmp_path: Path) -> None:
+    eagle3 = MINIMAL + "draft: {method: eagle3, checkpoint: head, captured_layers: LAYERS}\n"
+    pipeline = load(tmp_path, eagle3.replace("LAYERS", "[1, 14, 26]"))
+    assert pipeline.draft[0].captured_layers == (1, 14, 26)
+    assert load(tmp_path, pipeline_text(pipeline)) == pipeline
+    for layers in ("[]", "[-1]", "[1.5]", "1", '["1"]'):
+        (line,) = problems(tmp_path, eagle3.replace("LAYERS", layers))
+        assert "captured_layers" in line
+    (line,) = problems(tmp_path, eagle3.replace("LAYERS", "[2, 1, 2]"))
+    assert "draft.captured_layers: rise; got 2, 1, 2; list each layer once, lowest first" in line
+
+
 @pytest.mark.parametrize(
     ("choices", "size"),
     [("mc_sim_7b_63", (64, 4, 10)), ("[[0], [1], [0, 0], [0, 0, 2]]", (5, 3, 3)), ("[[0]]", (2, 1, 1))],

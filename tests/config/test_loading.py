@@ -135,6 +135,8 @@ BROKEN_RULES = [
     ["draft.method=eagle3"],
     ["draft.method=ngram", "draft.weights_dtype=int8"],
     ["draft.method=medusa", "draft.checkpoint=heads", "draft.weights_dtype=int8", *HALF, *RTX],
+    ["draft.method=medusa", "draft.checkpoint=heads", "draft.captured_layers=[1, 2]"],
+    ["draft.method=eagle3", "draft.checkpoint=head", "draft.captured_layers=[2, 1]"],
     ["tree.kind=auto"],
     ["acceptance.rule=exact"],
     ["draft.method=ngram", "acceptance.epsilon=0.1"],

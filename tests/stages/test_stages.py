@@ -23,7 +23,7 @@ from draftline.manifest import load_manifest
 from draftline.sessions import native_kernels
 from draftline.sessions.engine_config import load_engine_config
 from draftline.sessions.opening import open_session
-from draftline.stages.check import check_heads, check_length
+from draftline.stages.check import check_heads, check_length, num_positions
 from draftline.stages.progress import Progress
 from draftline.stages.runner import run_pipeline
 from draftline.stages.table import STAGES
@@ -211,9 +211,9 @@ def _edit(path: Path, **values: Any) -> None:
 )
 def test_the_positions_a_model_knows(build_directory: Path, scaling: dict[str, Any] | None, limit: int) -> None:
     config = replace(load_checkpoint_config(build_directory / "checkpoint"), rotary_scaling=scaling)
-    assert check_length(config, limit) == limit
+    assert check_length(num_positions("model", config), limit) == limit
     with pytest.raises(CheckpointError, match=f"knows {limit} positions"):
-        check_length(config, limit + 1)
+        check_length(num_positions("model", config), limit + 1)
 
 
 def test_heads_divide(build_directory: Path) -> None:

@@ -23,11 +23,16 @@ from draftline.stages.table import STAGES
 from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
 
+LAYERS = (1, 2, 5)  # which its configuration names, and which can be read in two ways
 BEFORE_SMOKE = [stage.name for stage in STAGES if stage.name != "smoke"]
 
 
 def pipeline(route: str, method: str | None = None, tree: dict[str, Any] | None = None, **engine: Any) -> Pipeline:
-    draft = {"method": method} | ({} if method == "ngram" else {"checkpoint": method}) if method else None
+    draft: dict[str, Any] | None = {"method": method} if method else None
+    if draft and method != "ngram":
+        draft["checkpoint"] = method
+    if draft and method == "eagle3":
+        draft["captured_layers"] = LAYERS
     return Pipeline.model_validate(
         {
             "name": "tiny",
@@ -52,7 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_tiny_checkpoint(root / "model", num_layers=8)
     write_tiny_medusa(root / "medusa", model)
     write_tiny_eagle1(root / "eagle1", model)
-    write_tiny_eagle3(root / "eagle3", model, captured_layers=(1, 2, 5))
+    write_tiny_eagle3(root / "eagle3", model, captured_layers=LAYERS)
     write_tiny_checkpoint(root / "draft_model", num_layers=1)
     return root
 
@@ -182,7 +187,7 @@ def test_there_is_no_smoke_stage_of_ours(root: Path, tmp_path: Path) -> None:
 
 def test_llmapi_checks_what_it_does_not_convert(root: Path, tmp_path: Path) -> None:
     other = write_tiny_checkpoint(tmp_path / "model", hidden_size=32, num_layers=8)
-    write_tiny_eagle3(tmp_path / "eagle3", root / "model", captured_layers=(1, 2, 5))
+    write_tiny_eagle3(tmp_path / "eagle3", root / "model", captured_layers=LAYERS)
     asked = pipeline("llmapi", "eagle3", {"kind": "chain", "max_depth": 3})
     with pytest.raises(CheckpointError, match=r"target_hidden_size is the target's hidden_size"):
         run_pipeline(asked, tmp_path / "build", root=tmp_path, until="package")
@@ -196,9 +201,9 @@ def test_llmapi_checks_what_it_does_not_convert(root: Path, tmp_path: Path) -> N
 
 def test_no_dynamic_tree_behind_a_window(root: Path, tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "model", "mistral", num_layers=8, extra_config={"sliding_window": 64})
-    write_tiny_eagle3(tmp_path / "eagle3", root / "model", captured_layers=(1, 2, 5))
+    write_tiny_eagle3(tmp_path / "eagle3", root / "model", captured_layers=LAYERS)
     asked = pipeline("llmapi", "eagle3", {"kind": "dynamic", "max_depth": 3, "top_k": 4, "max_nodes": 13})
-    with pytest.raises(CheckpointError, match=r"tree.kind: .* sliding window; got sliding_window 64; set it to chain"):
+    with pytest.raises(CheckpointError, match=r"tree.kind: .* sliding window or latent attention; got sliding_window 64; set it"):
         run_pipeline(asked, tmp_path / "build", root=tmp_path, until="package")
 
 

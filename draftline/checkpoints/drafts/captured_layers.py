@@ -8,10 +8,11 @@ reads (speculators, vLLM). Here, and in converted heads, ids name outputs.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.json_object import JsonObject
+from draftline.checkpoints.target_sizes import TargetSizes
 from draftline.errors import CheckpointError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -49,11 +50,14 @@ def default_layers(num_layers: int) -> tuple[int, ...] | None:
 
 def parse_captured_layers(
     raw: JsonObject,
-    target: CheckpointConfig,
+    target: TargetSizes,
     fc_columns: int | None,
     ids_name: Literal["outputs", "inputs"] = "outputs",
+    stated: Sequence[int] | None = None,
 ) -> CapturedLayers:
     """Read the layers that are captured; ``ids_name`` says what ids mean in the layout of the checkpoint.
+
+    ``stated``: by somebody who knows, over what the checkpoint says.
 
     ``fc_columns`` is the width of ``fc.weight``, None where the tensor is absent (an error that is found elsewhere).
 
@@ -65,12 +69,16 @@ def parse_captured_layers(
         rule = f"fc.weight has a multiple of the target's hidden_size ({hidden}) columns"
         raise CheckpointError(raw.where, rule, fc_columns, _CHOOSE)
     default, ids = default_layers(num_layers), written_ids(raw)
+    if stated is not None:
+        return _stated(raw, tuple(stated), num_layers, hidden, fc_columns, ids)
     if ids is None:
         num_features = 3 if fc_columns is None else fc_columns // hidden
         if num_features != 3 or default is None:
             rule = f"config.json names the target's layers in {_IDS}"
             got = f"no such key, {num_features} features and a target of {num_layers} layers"
-            raise CheckpointError(raw.where, rule, got, "write the 0-based layers whose outputs the head reads")
+            raise CheckpointError(
+                raw.where, rule, got, "set draft.captured_layers to the 0-based layers whose outputs the head reads"
+            )
         readings = (default, *(shifted for by in (1, -1) if (shifted := shifted_layers(default, by, num_layers))))
         return CapturedLayers(default, readings, f"no {_IDS}: the reference's layers, outputs of {list(default)}")
     if not _are_increasing(ids) or ids[-1] > num_layers:
@@ -79,6 +87,24 @@ def parse_captured_layers(
         rule = f"fc.weight has {len(ids)} x {hidden} columns, a feature for each of {_IDS}"
         raise CheckpointError(raw.where, rule, fc_columns, _CHOOSE)
     return _read_ids(raw, ids, num_layers, ids_name)
+
+
+def _stated(
+    raw: JsonObject,
+    layers: tuple[int, ...],
+    num_layers: int,
+    hidden_size: int,
+    fc_columns: int | None,
+    written: tuple[int, ...] | None,
+) -> CapturedLayers:
+    if not _are_increasing(layers) or layers[-1] >= num_layers:
+        rule = f"rise, and are layers of the target, 0..{num_layers - 1}"
+        raise CheckpointError("draft.captured_layers", rule, list(layers), "name each layer once, in order")
+    if fc_columns is not None and fc_columns != len(layers) * hidden_size:
+        rule = f"as many layers as fc.weight joins, {fc_columns // hidden_size}"
+        raise CheckpointError("draft.captured_layers", rule, list(layers), f"correct it; {raw.where} names {written}")
+    names = "nothing" if written is None else list(written)
+    return CapturedLayers(layers, (), f"draft.captured_layers {list(layers)} stands over {_IDS} {names}")
 
 
 def _read_ids(

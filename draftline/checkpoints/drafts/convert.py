@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -43,12 +43,14 @@ def convert_head(
     target: CheckpointConfig,
     dtype: str,
     progress: Callable[[int, int], None],
+    captured_layers: Sequence[int] | None = None,
 ) -> HeadConfig:
     """Convert the head in the folder ``source`` into ``destination`` and return its configuration.
 
     ``target`` is the model that the head was trained for: every size that they share is checked. ``dtype`` is
     ``float32``, ``float16`` or ``bfloat16``. ``progress(done, total)`` is called in bytes written. A converted
-    checkpoint that lies at ``destination`` is replaced.
+    checkpoint that lies at ``destination`` is replaced. ``captured_layers``: whose outputs an EAGLE-3 head reads
+    (0-based), in the place of those that it names.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, of another shape or not finite, the configuration contradicts
@@ -59,7 +61,11 @@ def convert_head(
     check_destination(destination)
     if not source.is_dir():
         raise CheckpointError(source, "the draft checkpoint is a folder", "no such folder", "correct the path")
-    head = _READERS[method](source, target, dtype)
+    if captured_layers is None:
+        head = _READERS[method](source, target, dtype)
+    else:
+        assert method == "eagle3", "others are refused"
+        head = read_eagle3(source, target, dtype, captured_layers)
     check_source_dtypes(head.wanted, head.tensors)
     num_bytes = num_converted_bytes(head.wanted, dtype)
     with replace_directory(destination) as directory, disk_full_named(destination, num_bytes):

@@ -12,11 +12,10 @@ queries and keys, whether there is an embedding or an lm_head.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import FeatureNorm, HeadConfig
 from draftline.checkpoints.drafts.captured_layers import CapturedLayers, parse_captured_layers
 from draftline.checkpoints.drafts.draft_vocabulary import read_vocabulary_offsets
@@ -28,12 +27,13 @@ from draftline.checkpoints.huggingface import open_weights
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.names import check_source_tensors
 from draftline.checkpoints.source_tensor import SourceTensor
+from draftline.checkpoints.target_sizes import TargetSizes
 from draftline.errors import CheckpointError
 
 _IGNORED = re.compile(r"(midlayer|(midlayer|layers)\.\d+)\.self_attn\.rotary_emb\.inv_freq")
 
 
-def read_eagle1(directory: Path, target: CheckpointConfig, dtype: str) -> SourceHead:
+def read_eagle1(directory: Path, target: TargetSizes, dtype: str) -> SourceHead:
     """Read the headers of an EAGLE-1/2 head and check them against the target.
 
     Raises:
@@ -46,21 +46,27 @@ def read_eagle1(directory: Path, target: CheckpointConfig, dtype: str) -> Source
     return head
 
 
-def read_eagle3(directory: Path, target: CheckpointConfig, dtype: str) -> SourceHead:
+def read_eagle3(
+    directory: Path, target: TargetSizes, dtype: str, captured_layers: Sequence[int] | None = None
+) -> SourceHead:
     """Read the headers and the vocabulary of an EAGLE-3 head and check them against the target.
+
+    ``captured_layers``: in the place of those that ``config.json`` names.
 
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape, ``config.json`` contradicts them or the
             target, or the vocabulary is not a subset of the target's.
     """
-    head = read_eagle(directory, target, dtype)
+    head = read_eagle(directory, target, dtype, captured_layers)
     if head.config.method != "eagle3":
         cure = "set it to eagle1 or eagle2"
         raise CheckpointError(directory, "draft.method is the head's own", "an EAGLE-1/2 head", cure)
     return head
 
 
-def read_eagle(directory: Path, target: CheckpointConfig, dtype: str) -> SourceHead:
+def read_eagle(
+    directory: Path, target: TargetSizes, dtype: str, captured_layers: Sequence[int] | None = None
+) -> SourceHead:
     """Read an EAGLE head of whatever layout; errors as above."""
     raw, tensors = load_json(directory / "config.json"), open_weights(directory)
     layout = recognise_layout(raw, tensors, directory)
@@ -71,7 +77,7 @@ def read_eagle(directory: Path, target: CheckpointConfig, dtype: str) -> SourceH
         draft_vocab_size = _draft_vocab_size(raw, target)
         fc = tensors.get("fc.weight")
         fc_columns = fc.shape[1] if fc is not None and len(fc.shape) == 2 else None
-        captured = parse_captured_layers(raw, target, fc_columns, layout.ids_name)
+        captured = parse_captured_layers(raw, target, fc_columns, layout.ids_name, captured_layers)
     config = HeadConfig(
         method=layout.method,
         layout=layout.name,
@@ -119,7 +125,7 @@ def read_eagle(directory: Path, target: CheckpointConfig, dtype: str) -> SourceH
     return SourceHead(config, wanted, tensors, offsets)
 
 
-def _draft_vocab_size(raw: JsonObject, target: CheckpointConfig) -> int:
+def _draft_vocab_size(raw: JsonObject, target: TargetSizes) -> int:
     size = raw.integer("draft_vocab_size", target.vocab_size)
     if size > target.vocab_size:
         raise raw.error("draft_vocab_size", f"at most the target's vocab_size ({target.vocab_size})", size, CHOOSE)

@@ -10,6 +10,7 @@ from draftline.checkpoints.draft_config import HeadConfig
 from draftline.checkpoints.drafts.eagle_layouts import SPECULATORS, EagleLayout
 from draftline.checkpoints.huggingface_config import parse_huggingface_config
 from draftline.checkpoints.json_object import JsonObject
+from draftline.checkpoints.target_sizes import TargetSizes
 from draftline.errors import CheckpointError
 
 CHOOSE = "choose the head that was trained for this target"
@@ -55,7 +56,7 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def parse_layers(raw: JsonObject, layout: EagleLayout, target: CheckpointConfig, dtype: str) -> CheckpointConfig:
+def parse_layers(raw: JsonObject, layout: EagleLayout, target: TargetSizes, dtype: str) -> CheckpointConfig:
     """Return the head's layers as those of a Llama, whose biases and norms are yet to be read from its tensors.
 
     Raises: CheckpointError where they do not fit the target.

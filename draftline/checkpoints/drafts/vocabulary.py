@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftline.checkpoints.config import CheckpointConfig
+from draftline.checkpoints.target_sizes import TargetSizes
 from draftline.checkpoints.tokenizer import TOKENIZER_FILE, load_tokenizer
 from draftline.errors import CheckpointError
 
@@ -37,7 +37,7 @@ def _vocabulary(directory: Path, vocab_size: int) -> dict[str, int]:
 
 
 def check_same_vocabulary(
-    target_tokenizer_dir: Path, draft_tokenizer_dir: Path, target: CheckpointConfig, draft: CheckpointConfig
+    target_tokenizer_dir: Path, draft_tokenizer_dir: Path, target: TargetSizes, draft: TargetSizes
 ) -> None:
     """Check that a draft model's token ids mean what the target's mean.
 

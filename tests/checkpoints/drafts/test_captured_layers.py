@@ -20,6 +20,7 @@ def read(
     num_layers: int,
     fc_columns: int | None = 3 * HIDDEN,
     ids_name: Literal["outputs", "inputs"] = "outputs",
+    stated: tuple[int, ...] | None = None,
     **values: Any,
 ) -> CapturedLayers:
     target = CheckpointConfig(
@@ -36,7 +37,7 @@ def read(
         rotary_base=1e4,
         max_position_embeddings=512,
     )
-    return parse_captured_layers(JsonObject(Path("config.json"), values), target, fc_columns, ids_name)
+    return parse_captured_layers(JsonObject(Path("config.json"), values), target, fc_columns, ids_name, stated)
 
 
 def parse(num_layers: int, fc_columns: int | None = 3 * HIDDEN, **values: Any) -> tuple[int, ...]:
@@ -98,6 +99,26 @@ def test_without_ids_the_default_is_probed_beside_its_neighbours() -> None:
 def test_the_embedding_is_no_layer() -> None:
     with pytest.raises(CheckpointError, match="1 to 32, as they name inputs"):
         read(32, ids_name="inputs", **{IDS: [0, 9, 20]})
+
+
+def test_stated_layers_stand_over_written_ones() -> None:
+    found = read(32, stated=(3, 9, 20), **{IDS: [2, 16, 29]})
+    assert found == ((3, 9, 20), (), f"draft.captured_layers [3, 9, 20] stands over {IDS} [2, 16, 29]")
+    assert read(5, stated=(0, 1, 4))[:2] == ((0, 1, 4), ()), "they need no default"
+    assert read(32, 2 * HIDDEN, stated=(3, 9)).note.endswith(f"{IDS} nothing")
+
+
+@pytest.mark.parametrize("layers", [(1, 2, 32), (2, 1, 3), (1, 1, 2)])
+def test_stated_layers_are_the_targets(layers: tuple[int, ...]) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"draft\.captured_layers: rise, and are layers of the target, 0\.\.31; got"
+    ):
+        read(32, stated=layers)
+
+
+def test_stated_layers_are_as_many_as_fc_joins() -> None:
+    with pytest.raises(CheckpointError, match=r"as many layers as fc\.weight joins, 3; got \[1, 2\]; correct it"):
+        read(32, stated=(1, 2))
 
 
 @pytest.mark.parametrize(
