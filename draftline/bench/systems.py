@@ -116,6 +116,7 @@ class GrpcSystem:
             timeline.started = time.perf_counter()
             try:
                 for chunk in self._client.stream_chunks(prompt, max_tokens=num_tokens):
+                    assert chunk.num_output_tokens is not None, "draftline's servers count tokens"
                     timeline.events.append((time.perf_counter(), chunk.num_output_tokens))
             except DraftlineError as error:
                 errors.append(error)

@@ -195,12 +195,18 @@ def package(call: StageCall) -> None:
     """Write the model repository of the route."""
     if call.pipeline.engine.route == "llmapi":
         from draftline.checkpoints.llmapi import load_published
+        from draftline.checkpoints.tokenizer import load_tokenizer
         from draftline.triton.llmapi_repository import write_llmapi_repository
 
         draft = call.draft_sources[0] if call.draft_sources else None
-        layers = load_published(call.build_directory / "checkpoint").captured_layers
+        checkpoint = call.build_directory / "checkpoint"
         write_llmapi_repository(
-            call.destination, call.pipeline, call.source.resolve(), draft.resolve() if draft else None, layers
+            call.destination,
+            call.pipeline,
+            call.source.resolve(),
+            draft.resolve() if draft else None,
+            load_published(checkpoint).captured_layers,
+            load_tokenizer(checkpoint),
         )
         return
     from draftline.sessions.tensorrt_llm import OWN_ENGINE

@@ -6,18 +6,16 @@ import contextlib
 import re
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from draftline.errors import DraftlineError, RequestError, ServerError
-from draftline.runtime.speculation_numbers import SpeculationNumbers
 from draftline.triton.answer_options import AnswerOptions, Inputs
 from draftline.triton.chat import ChatTemplate
-from draftline.triton.contract import SPECULATION_OUTPUTS
+from draftline.triton.chunk import Chunk, read_chunk
 
 _CONTENTS = {
     "BYTES": "bytes_contents",
@@ -26,31 +24,10 @@ _CONTENTS = {
     "UINT64": "uint64_contents",
     "BOOL": "bool_contents",
 }
+_COUNT = "return_num_output_tokens"
 _ERROR = re.compile(
     r"(?:in ensemble '[^']*', )?(?P<where>.+?): (?P<rule>.+?); got (?P<got>.+); (?P<cure>.+)", re.DOTALL
 )
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The text of one token, empty where a character is not whole yet, and whether the token was drafted."""
-
-    text: str
-    is_draft: bool
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """New text of an answer, and how many tokens the answer has so far.
-
-    With ``return_acceptance``, ``pieces`` is the text token by token (text that was held back until the end follows
-    as one piece more), and the last chunk has the request's ``speculation``.
-    """
-
-    text: str
-    num_output_tokens: int
-    pieces: tuple[Piece, ...] = ()
-    speculation: SpeculationNumbers | None = None
 
 
 class Client:
@@ -63,7 +40,7 @@ class Client:
         self._url = url
         self._channel = grpc.insecure_channel(url, options=[("grpc.max_receive_message_length", -1)])
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._chat_template: ChatTemplate | None = None
+        self._configs: dict[str, Any] = {}
 
     def __enter__(self) -> Client:
         return self
@@ -109,12 +86,15 @@ class Client:
         self, prompt: str, *, request_id: str | None = None, timeout_seconds: float | None = None, **options: Any
     ) -> Generator[Chunk, None, None]:
         """Yield every response of the server: ``stream`` with token counts. Closing the iterator cancels."""
+        request_id = request_id or uuid.uuid4().hex
         inputs = AnswerOptions(**options).build_inputs(prompt)
-        request = _build_request("ensemble", request_id or uuid.uuid4().hex, inputs)
+        request = _build_request("ensemble", request_id, inputs)
+        if not self._counts_tokens():
+            request = _build_request("ensemble", request_id, {**inputs, _COUNT: ("BOOL", None)})
         responses = self._stream(request, timeout_seconds)
         try:
             for response in responses:
-                yield _read_chunk(response)
+                yield read_chunk(response)
         finally:
             responses.close()
 
@@ -122,7 +102,12 @@ class Client:
         """End a running request; its stream ends. Nothing happens where no request has this id.
 
         A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told.
+
+        Raises: RequestError where TensorRT-LLM's llmapi model answers, which is not told.
         """
+        if self._is_relayed():
+            rule = "a request to TensorRT-LLM's llmapi model ends with its stream"
+            raise RequestError("request_id", rule, request_id, "close the stream instead")
         row = ("INT32", [1])
         inputs: Inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, "stop": ("BOOL", [True])}
         for _ in self._stream(_build_request("tensorrt_llm", request_id, inputs), timeout_seconds=10.0):
@@ -133,15 +118,25 @@ class Client:
 
         Raises: RequestError where the model has no chat template or the template refuses the messages.
         """
-        if self._chat_template is None:
-            request = service_pb2.ModelConfigRequest(name="preprocessing")
+        config = self._config("ensemble" if self._is_relayed() else "preprocessing")
+        parameters = {key: value.string_value for key, value in config.parameters.items()}
+        return ChatTemplate.from_parameters(parameters).render(messages)
+
+    def _counts_tokens(self) -> bool:
+        return any(output.name == "num_output_tokens" for output in self._config("ensemble").output)
+
+    def _is_relayed(self) -> bool:
+        """Whether the classic names stand before TensorRT-LLM's llmapi model, and are no ensemble of Triton's."""
+        return bool(self._config("ensemble").backend == "python")
+
+    def _config(self, model: str) -> Any:
+        if model not in self._configs:
+            request = service_pb2.ModelConfigRequest(name=model)
             try:
-                config = self._stub.ModelConfig(request, timeout=10.0).config
+                self._configs[model] = self._stub.ModelConfig(request, timeout=10.0).config
             except grpc.RpcError as error:
                 raise self._unreachable(error) from error
-            parameters = {key: value.string_value for key, value in config.parameters.items()}
-            self._chat_template = ChatTemplate.from_parameters(parameters)
-        return self._chat_template.render(messages)
+        return self._configs[model]
 
     def _stream(self, request: Any, timeout_seconds: float | None) -> Generator[Any, None, None]:
         """Yield the responses of one request; closing the iterator ends the request.
@@ -174,6 +169,9 @@ class Client:
 
     def _abandon(self, call: Any, request: Any, *, has_started: bool) -> None:
         """End a request whose answer nobody reads any more."""
+        if self._is_relayed():  # the relay sees that its client is gone
+            call.cancel()
+            return
         if request.model_name == "ensemble" and has_started:
             self.cancel(request.id)  # the engine has it, so this is its end, and the call ends by itself
             with contextlib.suppress(grpc.RpcError):
@@ -203,39 +201,6 @@ def _build_request(model: str, request_id: str, inputs: Inputs) -> Any:
             got = ", ".join(map(str, values))
             raise RequestError(name, f"is a number that {datatype} holds", got, "send one in its range") from None
     return request
-
-
-def _read_chunk(response: Any) -> Chunk:
-    result = InferResult(response)
-    text, num_tokens = _values(result, "text_output"), _values(result, "num_output_tokens")
-    pieces = zip(_values(result, "token_texts"), _values(result, "is_draft"), strict=True)
-    return Chunk(
-        text[0].decode("utf-8"),
-        num_tokens[0],
-        tuple(Piece(piece.decode("utf-8"), is_draft) for piece, is_draft in pieces),
-        _read_speculation(result),
-    )
-
-
-def _read_speculation(result: InferResult) -> SpeculationNumbers | None:
-    """Return the numbers of a last response that was asked for them."""
-    counts = {field: _values(result, name) for name, field in SPECULATION_OUTPUTS.items()}
-    if not all(counts.values()):
-        return None
-    histogram = _values(result, "acceptance_histogram")
-    return SpeculationNumbers(
-        num_steps=sum(histogram),
-        num_drafted_tokens=_values(result, "total_draft_tokens")[0],
-        num_accepted_tokens=_values(result, "total_accepted_draft_tokens")[0],
-        histogram=tuple(histogram),
-        **{field: values[0] for field, values in counts.items()},
-    )
-
-
-def _values(result: InferResult, name: str) -> list[Any]:
-    """Return the elements of an output, none where it did not come (Triton drops empty ones)."""
-    array = result.as_numpy(name)
-    return [] if array is None else array.ravel().tolist()
 
 
 def _read_error(message: str) -> DraftlineError:

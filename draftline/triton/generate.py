@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from draftline.runtime.speculation_numbers import SpeculationNumbers
-from draftline.triton.client import Client, Piece
+from draftline.triton.chunk import Piece
+from draftline.triton.client import Client
 
 
 def generate(
@@ -25,17 +26,21 @@ def generate(
         text = prompt if raw else client.render_chat([{"role": "user", "content": prompt}])
         started = time.perf_counter()
         times: list[tuple[float, int]] = []
-        numbers = None
+        numbers, unit, num_characters = None, "token", 0
         chunks = client.stream_chunks(text, return_acceptance=show_acceptance, **options)
         with contextlib.closing(chunks):  # Ctrl-C cancels the request
             for chunk in chunks:
-                times.append((time.perf_counter(), chunk.num_output_tokens))
+                num_characters += len(chunk.text)
+                count = chunk.num_output_tokens
+                if count is None:
+                    unit, count = "character", num_characters
+                times.append((time.perf_counter(), count))
                 out.write(mark_drafted(chunk.pieces, use_colour=use_colour) if show_acceptance else chunk.text)
                 out.flush()
                 numbers = chunk.speculation
         out.write("\n")
         out.flush()
-    print(describe_speed(started, times), file=sys.stderr)
+    print(describe_speed(started, times, unit), file=sys.stderr)
     if numbers is not None:
         print(describe_acceptance(numbers), file=sys.stderr)
     return 0
@@ -74,19 +79,19 @@ def describe_acceptance(numbers: SpeculationNumbers) -> str:
     return ", ".join(words)
 
 
-def describe_speed(started: float, times: list[tuple[float, int]]) -> str:
-    """Say how fast the answer came; ``times``: when how many tokens were there, in seconds.
+def describe_speed(started: float, times: list[tuple[float, int]], unit: str = "token") -> str:
+    """Say how fast the answer came; ``times``: when how many of ``unit`` were there, in seconds.
 
-    The rate counts the tokens after the first response: what comes before is the prompt's time.
+    The rate counts what came after the first response: what comes before is the prompt's time.
 
     >>> describe_speed(10.0, [(10.5, 1), (11.5, 21), (12.5, 41)])
     '41 tokens, 20.0 tokens/s after a first token at 500 ms'
     """
     if not times:
-        return "0 tokens"
-    (first_time, num_first), (last_time, num_tokens) = times[0], times[-1]
+        return f"0 {unit}s"
+    (first_time, num_first), (last_time, count) = times[0], times[-1]
     first = f"{(first_time - started) * 1000:.0f} ms"
-    if num_tokens == num_first:
-        return f"{num_tokens} tokens at {first}"
-    rate = (num_tokens - num_first) / (last_time - first_time)
-    return f"{num_tokens} tokens, {rate:.1f} tokens/s after a first token at {first}"
+    if count == num_first:
+        return f"{count} {unit}s at {first}"
+    rate = (count - num_first) / (last_time - first_time)
+    return f"{count} {unit}s, {rate:.1f} {unit}s/s after a first {unit} at {first}"

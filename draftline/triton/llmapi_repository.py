@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from draftline.checkpoints.tokenizer import Tokenizer
+from draftline.triton.chat import publish_chat_template
 from draftline.triton.llmapi_contract import FRONT, LLMAPI
 from draftline.triton.repository import write_model
 from draftline.triton.serve_script import write_llmapi_script
@@ -24,18 +26,24 @@ MAX_MATCHING_NGRAM_SIZE = 4  # as draftline's own n-gram drafter looks up
 
 
 def write_llmapi_repository(
-    destination: Path, pipeline: Any, target: Path, draft: Path | None, captured_layers: Sequence[int]
+    destination: Path,
+    pipeline: Any,
+    target: Path,
+    draft: Path | None,
+    captured_layers: Sequence[int],
+    tokenizer: Tokenizer,
 ) -> None:
     """Write ``tensorrt_llm`` with its ``model.yaml``, ``ensemble`` and ``serve.sh``.
 
-    ``target`` and ``draft`` are folders with full paths, which TensorRT-LLM reads where it runs.
+    ``target`` and ``draft`` are folders with full paths, which TensorRT-LLM reads where it runs. The chat template of
+    ``tokenizer`` is published in the configuration of ``ensemble``.
     """
     write_model(destination / LLMAPI.name, LLMAPI, 0, {}, folder="llmapi")
     settings = model_settings(pipeline, target, draft, captured_layers)
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     (destination / LLMAPI.name / "1" / MODEL_FILE).write_text(text, encoding="utf-8")
-    max_requests = pipeline.engine.max_batch_size
-    write_model(destination / FRONT.name, FRONT, 1, {"max_requests": str(max_requests)}, folder="llmapi")
+    parameters = {"max_requests": str(pipeline.engine.max_batch_size), **publish_chat_template(tokenizer)}
+    write_model(destination / FRONT.name, FRONT, 1, parameters, folder="llmapi")
     write_llmapi_script(destination, pipeline)
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from draftline.errors import RequestError
 from draftline.triton.llmapi_contract import INPUT_NAMES, LLMAPI, OUTPUT_NAMES
 from draftline.triton.llmapi_front import Answer, tell_request
 from draftline.triton.tensors import read_inputs
 
-STOP = {"text_input": np.array([b"-"], np.object_), "stop": np.array([True])}
 UNEXPECTED = "the request ended unexpectedly; read the server's log"
 
 
@@ -53,15 +50,13 @@ class FrontService:
         is_streamed = INPUT_NAMES["stream"] in inputs and bool(inputs[INPUT_NAMES["stream"]][0])
         answer = Answer(is_streamed=is_streamed)
         last = None
-        stopped = False
         for response in self._ask(request.request_id(), inputs):
             if response.has_error():
                 return self._error(response.error().message())  # Triton's iterator must not be read past an error
             arrays = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-            if sender.is_cancelled() and not stopped:
-                stopped = True
-                self._stop(request.request_id())
-            if not arrays or stopped:
+            # A request whose client is gone is read to its end: told to stop, the model ends it with an error, and
+            # Triton's iterator over a stream that an error ends behind other responses never ends itself.
+            if not arrays or sender.is_cancelled():
                 continue
             last = self._response(answer.tell_response(arrays))
             if is_streamed:
@@ -78,13 +73,6 @@ class FrontService:
             inputs=tensors,
         )
         return asked.exec(decoupled=True)
-
-    def _stop(self, request_id: str) -> None:
-        """End a request whose client went away; the model knows it by its id, and answers with an error."""
-        if request_id:
-            for response in self._ask(request_id, STOP):
-                if response.has_error():
-                    return
 
     def _response(self, arrays: dict[str, Any]) -> Any:
         tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]

@@ -203,7 +203,9 @@ def test_no_dynamic_tree_behind_a_window(root: Path, tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "model", "mistral", num_layers=8, extra_config={"sliding_window": 64})
     write_tiny_eagle3(tmp_path / "eagle3", root / "model", captured_layers=LAYERS)
     asked = pipeline("llmapi", "eagle3", {"kind": "dynamic", "max_depth": 3, "top_k": 4, "max_nodes": 13})
-    with pytest.raises(CheckpointError, match=r"tree.kind: .* sliding window or latent attention; got sliding_window 64; set it"):
+    with pytest.raises(
+        CheckpointError, match=r"tree.kind: .* sliding window or latent attention; got sliding_window 64; set it"
+    ):
         run_pipeline(asked, tmp_path / "build", root=tmp_path, until="package")
 
 

@@ -12,7 +12,8 @@ from draftline.errors import RequestError, ServerError
 from draftline.triton import generate as generate_module
 from draftline.triton import preprocessing
 from draftline.triton.chat import ChatTemplate, publish_chat_template
-from draftline.triton.client import Client, Piece, _read_error
+from draftline.triton.chunk import Piece
+from draftline.triton.client import Client, _read_error
 from draftline.triton.generate import allows_colour, describe_speed, generate, mark_drafted
 from draftline.triton.smoke import find_free_ports
 

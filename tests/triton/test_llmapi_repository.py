@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +17,24 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
+from draftline.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from draftline.config.schema import Pipeline
+from draftline.errors import RequestError
+from draftline.triton.client import Client
+from draftline.triton.generate import generate
 from draftline.triton.llmapi_repository import write_llmapi_repository
 from draftline.triton.server import TritonServer
 from draftline.triton.smoke import find_free_ports
+from tests.tiny_checkpoints import write_tiny_checkpoint
 from tests.triton.classic_client import ask_classically, scalars
+
+
+def load_tiny_tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(write_tiny_checkpoint(Path(folder, "model")))
+
+
+TOKENIZER = load_tiny_tokenizer()
 
 
 def make_pipeline(method: str | None = None, tree: dict[str, Any] | None = None, **engine: Any) -> Pipeline:
@@ -43,7 +59,7 @@ def make_pipeline(method: str | None = None, tree: dict[str, Any] | None = None,
 
 
 def settings_of(directory: Path, pipeline: Pipeline, draft: Path | None = None, layers: tuple[int, ...] = ()) -> Any:
-    write_llmapi_repository(directory, pipeline, Path("/models/target"), draft, layers)
+    write_llmapi_repository(directory, pipeline, Path("/models/target"), draft, layers, TOKENIZER)
     return yaml.safe_load((directory / "tensorrt_llm" / "1" / "model.yaml").read_text())
 
 
@@ -166,3 +182,36 @@ def test_errors_reach_the_client(server: TritonServer) -> None:
         ask_classically(server, scalars(text_input="fail", max_tokens=2))
     with pytest.raises(InferenceServerException, match=r"beam_width: is not supported by this version; got 4"):
         ask_classically(server, scalars(text_input="hi", max_tokens=2, beam_width=4))
+
+
+def test_the_terminal_gets_the_answer(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The chat template is the front's, and what cannot be counted is not asked for."""
+    url = f"127.0.0.1:{server.ports.grpc}"
+    with Client(url) as client:
+        chat = client.render_chat([{"role": "user", "content": "one two three"}])
+        assert chat == TOKENIZER.render_chat([{"role": "user", "content": "one two three"}])
+        assert client.generate("one two three", max_tokens=2) == "one two"
+    for raw, text in ((True, "one two three"), (False, chat)):
+        out = io.StringIO()
+        asked = generate(
+            "one two three", url=url, raw=raw, show_acceptance=False, use_colour=False, out=out, max_tokens=50
+        )
+        assert asked == 0
+        assert out.getvalue() == f"{text}\n"
+        said = capsys.readouterr().err
+        assert re.match(rf"{len(text)} characters, [\d.]+ characters/s after a first character at ", said), said
+    with Client(url) as client, pytest.raises(RequestError, match="return_acceptance: is not supported"):
+        client.generate("one", max_tokens=2, return_acceptance=True)
+
+
+def test_a_client_that_goes_away_leaves_the_server_as_it_was(server: TritonServer) -> None:
+    """More of them than the front has threads; that it stops cleanly in the end the fixture asserts."""
+    words = " ".join(map(str, range(300)))
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        for _ in range(6):
+            stream = client.stream(words, max_tokens=1000)
+            assert next(stream) == "0"
+            stream.close()
+        assert client.generate("still there", max_tokens=2, timeout_seconds=20.0) == "still there"
+        with pytest.raises(RequestError, match=r"ends with its stream; got mine; close the stream"):
+            client.cancel("mine")
