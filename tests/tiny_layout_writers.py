@@ -172,6 +172,59 @@ def medusa_writer(**options: Any) -> Callable[[Path, Path], Path]:
     return lambda directory, target_dir: write_tiny_medusa(directory, target_dir, **options)
 
 
+def medusa_vllm_writer(*, is_plain: bool = False) -> Callable[[Path, Path], Path]:
+    """``is_plain``: without biases, and one projection for all heads."""
+
+    def write(directory: Path, target_dir: Path) -> Path:
+        write_tiny_medusa(directory, target_dir)
+        path = directory / "medusa_lm_head.safetensors"
+        heads = load_tensors(path)
+        path.unlink()
+        tensors = {}
+        for name, values in heads.items():
+            head, layer, *rest = name.split(".")
+            is_block = rest[0] == "linear"
+            if not is_plain or (rest[-1] != "bias" and (is_block or head == "0")):
+                tensors[f"blocks.{head}.layers.{layer}.{rest[-1]}" if is_block else f"lm_heads.{head}.weight"] = values
+        config = {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "num_heads": 3,
+            "num_hidden_layers": 1,
+            "original_lm_head": is_plain,
+            "medusa_fc_bias": not is_plain,
+        }
+        write_draft(directory, tensors, config)
+        return directory
+
+    return write
+
+
+def eagle1_speculators_writer(*, bias: bool = False) -> Callable[[Path, Path], Path]:
+    def write(directory: Path, target_dir: Path) -> Path:
+        eagle1_writer(bias=bias, own_embedding=False, own_lm_head=True)(directory, target_dir)
+        renamed = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+        tensors = {}
+        for name, values in load_tensors(directory / "model.safetensors").items():
+            for old, new in renamed.items():
+                name = new + name.removeprefix(old) if name.startswith(old) else name
+            tensors[name] = values
+        config = _nested(json.loads((directory / "config.json").read_text()) | {"draft_vocab_size": None})
+        for key in ("draft_vocab_size", "norm_before_residual", "target_hidden_size"):
+            del config[key]
+        config |= {
+            "architectures": ["EagleSpeculator"],
+            "speculators_model_type": "eagle",
+            "transformer_layer_architecture": "LlamaDecoderLayer",
+            "layernorms": False,
+            "fusion_bias": bias,
+        }
+        write_draft(directory, tensors, config)
+        return directory
+
+    return write
+
+
 def medusa_inside_writer(
     block: str, projection: str, keys: Mapping[str, Any], num_layers: int = 1
 ) -> Callable[[Path, Path], Path]:

@@ -11,9 +11,11 @@ from tests.tiny_layout_writers import (
     FFN,
     HIDDEN,
     as_pt_writer,
+    eagle1_speculators_writer,
     eagle1_writer,
     eagle3_writer,
     medusa_inside_writer,
+    medusa_vllm_writer,
     medusa_writer,
     modelopt_writer,
     speculators_writer,
@@ -62,9 +64,17 @@ ROWS: dict[str, Row] = {
     "medusa-2": Row("medusa", "Medusa-2", MEDUSA_2),
     "medusa-modelopt": Row("medusa", "Medusa of ModelOpt", MEDUSA_MODELOPT),
     "medusa-megatron": Row("medusa", "Medusa of Megatron and ModelOpt", MEDUSA_MEGATRON),
+    "medusa-vllm": Row("medusa", "Medusa of vLLM", medusa_vllm_writer()),
+    "medusa-vllm-plain": Row(
+        "medusa", "Medusa of vLLM", medusa_vllm_writer(is_plain=True), optional=("lm_heads.0.weight",)
+    ),
     "eagle1": Row("eagle1", "EAGLE-1/2", eagle1_writer(), optional=(EMBEDDING,)),
     "eagle2-no-bias": Row("eagle2", "EAGLE-1/2", eagle1_writer(bias=False, own_embedding=False)),
     "eagle1-own-lm-head": Row("eagle1", "EAGLE-1/2", eagle1_writer(own_lm_head=True), optional=(EMBEDDING, LM_HEAD)),
+    "eagle1-speculators": Row("eagle1", "EAGLE-1 of speculators", eagle1_speculators_writer(), optional=(LM_HEAD,)),
+    "eagle2-speculators-bias": Row(
+        "eagle2", "EAGLE-1 of speculators", eagle1_speculators_writer(bias=True), optional=(LM_HEAD,)
+    ),
     "reference": Row(
         "eagle3", REFERENCE, eagle3_writer(captured_layers=None, keys={"eagle_config": None}), (1, 3, 4), (T2D,)
     ),

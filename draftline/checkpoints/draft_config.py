@@ -55,6 +55,7 @@ class HeadConfig:
     feeds_normed: bool = False  # the next depth is fed with the output after the final norm
     owns_embedding: bool = False
     owns_lm_head: bool = False
+    owns_medusa_biases: bool = True  # of the linear layers of residual blocks
     owns_medusa_lm_heads: bool = True  # False: each Medusa head ends in the target's lm_head
     layout: str = ""  # the row of the import matrix that it was read by; "" of heads that were not imported
     notes: tuple[str, ...] = ()  # what its reader decided where the source can be read in more than one way

@@ -34,7 +34,9 @@ def emit_medusa_heads(
     for head in range(heads.num_heads):
         x = rows
         for layer in range(heads.num_layers):
-            y = linear.emit(x, f"medusa_heads.{head}.medusa_layers.{layer}.linear", size, size, bias=True)
+            y = linear.emit(
+                x, f"medusa_heads.{head}.medusa_layers.{layer}.linear", size, size, bias=heads.owns_medusa_biases
+            )
             x = graph.op("Add", x, graph.op("Mul", y, graph.op("Sigmoid", y)))
         lm_head = f"medusa_heads.{head}.lm_head" if heads.owns_medusa_lm_heads else target_lm_head
         logits = linear.emit(x, lm_head, size, heads.vocab_size)

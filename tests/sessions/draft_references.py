@@ -54,6 +54,7 @@ class EagleReference:
         self.target, self.captured_layers = target, captured_layers
         self.first = next(name for name in tensors if "q_proj.weight" in name).removesuffix(".self_attn.q_proj.weight")
         self.later = {"midlayer.0": ("midlayer", "hidden_norm")}.get(self.first, ("layers", "input_layernorm"))
+        self.fc = "fusion_fc" if "fusion_fc.weight" in tensors else "fc"
         self._features: dict[tuple[int, ...], Any] = {}
 
     def features(self, tokens: Sequence[int]) -> Any:
@@ -98,7 +99,7 @@ class EagleReference:
             both = torch.cat([self._norm(embedded, f"{self.first}.input_layernorm"), normed], -1)
             x = self._layer(normed if self.config.get("norm_before_residual") else features, both, self.first)
         else:
-            x = self._linear(torch.cat([embedded, features], -1), "fc")
+            x = self._linear(torch.cat([embedded, features], -1), self.fc)
             x = self._layer(x, x, self.first)
         prefix, norm = self.later
         for layer in range(1, self.config["num_hidden_layers"]):

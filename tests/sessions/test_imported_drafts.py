@@ -17,7 +17,8 @@ from tests.sessions.draft_references import EagleReference, TargetReference, med
 from tests.sessions.draft_steps import DraftSteps
 from tests.sessions.tiny_engines import Text, build_tiny_engine, make_batch
 from tests.tiny_checkpoints import write_tiny_checkpoint
-from tests.tiny_drafts import write_tiny_medusa
+from tests.tiny_drafts import write_draft, write_tiny_medusa
+from tests.tiny_layout_writers import load_tensors
 from tests.tiny_layouts import NUM_LAYERS, ROWS, Row
 
 pytestmark = pytest.mark.usefixtures("_one_torch_thread")
@@ -93,6 +94,12 @@ def test_medusa_heads_draft_as_their_reference(
     num_layers = 2 if name in ("medusa-v1-borrowed", "medusa-modelopt") else 1
     options = {"own_lm_head": name != "medusa-v1-borrowed", "num_layers": num_layers}
     canonical = write_tiny_medusa(tmp_path / "canonical", target_dir, **options)
+    if name == "medusa-vllm-plain":
+        path = canonical / "medusa_lm_head.safetensors"
+        heads = load_tensors(path)
+        heads = {key: np.zeros_like(values) if "bias" in key else values for key, values in heads.items()}
+        heads |= {f"{head}.1.weight": heads["0.1.weight"] for head in range(3)}
+        write_draft(canonical, heads, None, weights_file=path.name)
     session = OnnxRuntimeSession(engine, load_engine_config(engine))
     result = session.forward(make_batch([Text(list(range(4)))], [PROMPT]))
     session.close()

@@ -19,7 +19,13 @@ from pathlib import Path
 from draftline.checkpoints.draft_config import FeatureNorm, HeadConfig
 from draftline.checkpoints.drafts.captured_layers import CapturedLayers, parse_captured_layers
 from draftline.checkpoints.drafts.draft_vocabulary import read_vocabulary_offsets
-from draftline.checkpoints.drafts.eagle_config import CHOOSE, check_borrowed, check_eagle1, parse_layers
+from draftline.checkpoints.drafts.eagle_config import (
+    CHOOSE,
+    check_borrowed,
+    check_eagle1,
+    check_layernorms,
+    parse_layers,
+)
 from draftline.checkpoints.drafts.eagle_layouts import EagleLayout, recognise_layout
 from draftline.checkpoints.drafts.eagle_tensors import eagle_tensors
 from draftline.checkpoints.drafts.source_head import SourceHead
@@ -30,7 +36,7 @@ from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.checkpoints.target_sizes import TargetSizes
 from draftline.errors import CheckpointError
 
-_IGNORED = re.compile(r"(midlayer|(midlayer|layers)\.\d+)\.self_attn\.rotary_emb\.inv_freq")
+_IGNORED = re.compile(r"(midlayer|transformer|(midlayer|layers)\.\d+)\.self_attn\.rotary_emb\.inv_freq")
 
 
 def read_eagle1(directory: Path, target: TargetSizes, dtype: str) -> SourceHead:
@@ -75,7 +81,7 @@ def read_eagle(
     captured, draft_vocab_size = CapturedLayers((), (), ""), target.vocab_size
     if is_eagle3:
         draft_vocab_size = _draft_vocab_size(raw, target)
-        fc = tensors.get("fc.weight")
+        fc = tensors.get(f"{layout.fc}.weight")
         fc_columns = fc.shape[1] if fc is not None and len(fc.shape) == 2 else None
         captured = parse_captured_layers(raw, target, fc_columns, layout.ids_name, captured_layers)
     config = HeadConfig(
@@ -97,7 +103,7 @@ def read_eagle(
         rotary_base=llama.rotary_base,
         rotary_scaling=llama.rotary_scaling,
         max_position_embeddings=llama.max_position_embeddings,
-        fc_bias="fc.bias" in tensors,
+        fc_bias=f"{layout.fc}.bias" in tensors,
         qkv_bias=_has(tensors, r"\.self_attn\.[qkv]_proj\.bias$"),
         dense_bias=_has(tensors, r"\.self_attn\.o_proj\.bias$"),
         mlp_bias=_has(tensors, r"\.mlp\.(gate|up|down)_proj\.bias$"),
@@ -108,6 +114,7 @@ def read_eagle(
     )
     if is_eagle3:
         config = _with_variant(config, raw, layout)
+    check_layernorms(raw, layout)
     wanted = eagle_tensors(config, layout)
     vocabulary = {"d2t", "t2d"} if is_eagle3 else set()
     check_source_tensors(
@@ -119,7 +126,7 @@ def read_eagle(
         cure="correct the switches in config.json, or use a head whose layout is in the import matrix",
     )
     if not is_eagle3:
-        check_eagle1(config, raw)
+        check_eagle1(config, raw, layout)
     config = check_borrowed(config, raw)
     offsets = read_vocabulary_offsets(tensors, config, directory) if is_eagle3 else None
     return SourceHead(config, wanted, tensors, offsets)

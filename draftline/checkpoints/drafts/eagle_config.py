@@ -7,7 +7,7 @@ from typing import Any
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.drafts.eagle_layouts import SPECULATORS, EagleLayout
+from draftline.checkpoints.drafts.eagle_layouts import EagleLayout
 from draftline.checkpoints.huggingface_config import parse_huggingface_config
 from draftline.checkpoints.json_object import JsonObject
 from draftline.checkpoints.target_sizes import TargetSizes
@@ -61,7 +61,7 @@ def parse_layers(raw: JsonObject, layout: EagleLayout, target: TargetSizes, dtyp
 
     Raises: CheckpointError where they do not fit the target.
     """
-    layers = speculators_layers(raw) if layout is SPECULATORS else raw
+    layers = speculators_layers(raw) if layout.is_nested else raw
     if layers.get("quantization_config") is not None:
         cure = "use the head it was quantised from; draft.weights_dtype quantises"
         raise layers.error("quantization_config", "absent: quantised heads are not read", "one", cure)
@@ -79,11 +79,20 @@ def parse_layers(raw: JsonObject, layout: EagleLayout, target: TargetSizes, dtyp
     return llama
 
 
-def check_eagle1(config: HeadConfig, raw: JsonObject) -> None:
+def check_layernorms(raw: JsonObject, layout: EagleLayout) -> None:
+    """Raise CheckpointError for a head of speculators that norms its embedding and its output, as HASS does."""
+    if layout.method == "eagle1" and layout.is_nested and raw.flag("layernorms", False):
+        cure = "choose a head without norms of its embedding and output"
+        raise raw.error("layernorms", "false or absent, as the network of EAGLE-1 has it", True, cure)
+
+
+def check_eagle1(config: HeadConfig, raw: JsonObject, layout: EagleLayout) -> None:
     """Raise CheckpointError where ``config.json`` contradicts the tensors about a bias."""
-    if raw.flag("bias", True) != config.fc_bias:
-        rule = "config.json has bias false where fc.bias is absent, and true or no bias where it is there"
-        got = f"bias {str(raw.flag('bias', True)).lower()} and {'an' if config.fc_bias else 'no'} fc.bias"
+    key, if_absent = layout.bias_key
+    if raw.flag(key, if_absent) != config.fc_bias:
+        absent = "true" if if_absent else "false"
+        rule = f"config.json says in {key} whether there is {layout.fc}.bias, {absent} where it says nothing"
+        got = f"{key} {str(raw.flag(key, if_absent)).lower()} and {'an' if config.fc_bias else 'no'} {layout.fc}.bias"
         raise CheckpointError(raw.where, rule, got, "correct the file or fetch the checkpoint again")
     if raw.get("qkv_bias") is not None and raw.flag("qkv_bias") != config.qkv_bias:
         rule = f"{str(config.qkv_bias).lower()}, as the tensors of self_attn.q_proj have it"

@@ -24,7 +24,9 @@ class EagleLayout:
 
     ``ids_name``: whether ids of captured layers mean the layer whose output, or whose input, the head reads.
     ``norm_output_feeds``: what ``norm_output`` says: that the normed output is fed to the next depth (EAGLE-3.1), or
-    only that ``norm`` stands before ``lm_head``, as it always does.
+    only that ``norm`` stands before ``lm_head``, as it always does. ``fc``: how that layer is named. ``bias_key``: of
+    EAGLE-1, which tells whether it has a bias, and what that is if absent. ``is_nested``: whether the layers stand in
+    ``transformer_layer_config``.
     """
 
     name: str
@@ -34,6 +36,9 @@ class EagleLayout:
     later_input_norm: str = "input_layernorm"
     ids_name: Literal["outputs", "inputs"] = "outputs"
     norm_output_feeds: bool = True
+    fc: str = "fc"
+    bias_key: tuple[str, bool] = ("bias", True)
+    is_nested: bool = False
 
 
 EAGLE1 = EagleLayout("EAGLE-1/2", "eagle1")
@@ -42,8 +47,17 @@ MEGATRON = EagleLayout(
     "EAGLE-3 of ModelOpt, from Megatron", "eagle3", "midlayer.0", "midlayer.{layer}", later_input_norm="hidden_norm"
 )
 MODELOPT = EagleLayout("EAGLE-3 of ModelOpt", "eagle3")
-SPECULATORS = EagleLayout("EAGLE-3 of speculators", "eagle3", ids_name="inputs")
-EAGLE_LAYOUTS = (EAGLE1, REFERENCE, MEGATRON, MODELOPT, SPECULATORS)
+SPECULATORS = EagleLayout("EAGLE-3 of speculators", "eagle3", ids_name="inputs", is_nested=True)
+SPECULATORS1 = EagleLayout(
+    "EAGLE-1 of speculators",
+    "eagle1",
+    "transformer",
+    fc="fusion_fc",
+    bias_key=("fusion_bias", False),
+    is_nested=True,
+)
+EAGLE_LAYOUTS = (EAGLE1, REFERENCE, MEGATRON, MODELOPT, SPECULATORS, SPECULATORS1)
+_BY_MODEL_TYPE = {"eagle3": SPECULATORS, "eagle": SPECULATORS1}  # speculators_model_type
 
 # What EAGLE-3 heads have and EAGLE-1 heads have not; each alone tells, so that one that is missing is missed by name.
 _EAGLE3_TENSORS = ("layers.0.hidden_norm.weight", "norm.weight", "d2t", "t2d")
@@ -81,9 +95,9 @@ def recognise_layout(raw: JsonObject, tensors: Mapping[str, SourceTensor], where
             raise CheckpointError(where, rule, f"{kind}: {name or key}", cure)
     model_type = raw.get("speculators_model_type")
     if model_type is not None:
-        if model_type != "eagle3":
-            raise raw.error("speculators_model_type", '"eagle3"', model_type, _NO_SUPPORT)
-        return SPECULATORS
+        if model_type not in _BY_MODEL_TYPE:
+            raise raw.error("speculators_model_type", '"eagle3" or "eagle"', model_type, _NO_SUPPORT)
+        return _BY_MODEL_TYPE[model_type]
     if any(name.startswith("midlayer.0.") for name in tensors):
         return MEGATRON
     if any(name.startswith("midlayer.") for name in tensors):

@@ -51,9 +51,9 @@ def eagle_tensors(config: HeadConfig, layout: EagleLayout) -> list[TargetTensor]
         add("input_norm.weight", "input_norm.weight", feature_size)
     for index in range(num_features) if config.feature_norm == "each" else ():
         add(f"fc_norm.{index}.weight", f"fc_norm.{index}.weight", config.target_hidden_size)
-    add("fc.weight", "fc.weight", hidden, feature_size)
+    add("fc.weight", f"{layout.fc}.weight", hidden, feature_size)
     if config.fc_bias:
-        add("fc.bias", "fc.bias", hidden)
+        add("fc.bias", f"{layout.fc}.bias", hidden)
     if is_eagle3:
         for norm in ("hidden_norm", "input_layernorm"):
             add(f"layers.0.{norm}.weight", f"{layout.first_layer}.{norm}.weight", hidden)

@@ -87,6 +87,7 @@ def load_head_config(directory: Path) -> HeadConfig:
         feeds_normed=raw.flag("feeds_normed"),
         owns_embedding=raw.flag("owns_embedding"),
         owns_lm_head=raw.flag("owns_lm_head"),
+        owns_medusa_biases=raw.flag("owns_medusa_biases"),
         owns_medusa_lm_heads=raw.flag("owns_medusa_lm_heads"),
         layout=raw.text("layout"),
         notes=_notes(raw),

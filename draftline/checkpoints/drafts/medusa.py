@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftline.checkpoints.config import CheckpointConfig
@@ -30,13 +30,15 @@ MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 class MedusaLayout:
     """A row of the import matrix: the names of residual block ``layer`` of ``head``, and of the head's projection.
 
-    ``is_model``: the heads are among the tensors of a model.
+    ``is_model``: the heads are among the tensors of a model. ``count_key``: of ``config.json``, where it tells how many
+    heads there are and is right, so that the last one is missed.
     """
 
     name: str
     block: str
     projection: str
     is_model: bool = False
+    count_key: str = ""
 
 
 MEDUSA_LAYOUTS = (
@@ -51,7 +53,9 @@ MEDUSA_LAYOUTS = (
         "medusa_heads.{head}.lm_head",
         is_model=True,
     ),
+    MedusaLayout("Medusa of vLLM", "blocks.{head}.layers.{layer}", "lm_heads.{head}", count_key="num_heads"),
 )
+_SHARED = "original_lm_head"  # of vLLM: the first projection is that of all heads
 _CURE = f"use heads in one of the layouts {', '.join(layout.name for layout in MEDUSA_LAYOUTS)}"
 _NUMBER = r"(0|[1-9]\d{0,3})"
 
@@ -69,6 +73,11 @@ def read_medusa(directory: Path, target: CheckpointConfig, dtype: str) -> Source
     layout, blocks = _recognise(tensors, path)
     num_heads, num_layers = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
     _check_num_layers(directory / "config.json", num_layers)
+    if layout.count_key and (directory / "config.json").is_file():
+        stated = load_json(directory / "config.json")
+        num_heads = max(num_heads, stated.optional_integer(layout.count_key) or 0)
+        if stated.flag(_SHARED, False):
+            layout = replace(layout, projection=layout.projection.replace("{head}", "0"))
     projections = {layout.projection.format(head=head, num_layers=num_layers) for head in range(num_heads)}
     config = HeadConfig(
         method="medusa",
@@ -79,6 +88,7 @@ def read_medusa(directory: Path, target: CheckpointConfig, dtype: str) -> Source
         target_hidden_size=target.hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
+        owns_medusa_biases=any(_blocks(layout, tensors, "bias")),
         owns_medusa_lm_heads=any(f"{name}.weight" in tensors for name in projections),
     )
     wanted = medusa_tensors(config, layout)
@@ -134,7 +144,8 @@ def medusa_tensors(config: HeadConfig, layout: MedusaLayout) -> list[TargetTenso
                 layout.block.format(head=head, layer=layer),
             )
             add(f"{key}.weight", f"{source}.weight", hidden, hidden)
-            add(f"{key}.bias", f"{source}.bias", hidden)
+            if config.owns_medusa_biases:
+                add(f"{key}.bias", f"{source}.bias", hidden)
         if config.owns_medusa_lm_heads:
             source = layout.projection.format(head=head, num_layers=config.num_layers)
             add(f"medusa_heads.{head}.lm_head.weight", f"{source}.weight", vocab, hidden)
@@ -175,9 +186,11 @@ def _recognise(tensors: Mapping[str, SourceTensor], path: Path) -> tuple[MedusaL
     raise CheckpointError(path, rule, got, _CURE)
 
 
-def _blocks(layout: MedusaLayout, tensors: Mapping[str, SourceTensor]) -> list[tuple[int, int]]:
+def _blocks(
+    layout: MedusaLayout, tensors: Mapping[str, SourceTensor], kinds: str = "weight|bias"
+) -> list[tuple[int, int]]:
     escaped = re.escape(layout.block).replace(r"\{head\}", _NUMBER).replace(r"\{layer\}", _NUMBER)
-    pattern = re.compile(escaped + r"\.(weight|bias)")
+    pattern = re.compile(rf"{escaped}\.({kinds})")
     return [(int(match[1]), int(match[2])) for name in tensors if (match := pattern.fullmatch(name))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,10 +117,14 @@ def _open_head(head: HeadSource, target: CheckpointConfig, dtype: str) -> tuple[
         rule = "TensorRT-LLM's network of such a draft has every tensor of it"
         cure = "set engine.backend to onnxruntime"
         raise CheckpointError(head.folder, rule, f"also {', '.join(unknown)}", cure)
-    if "fc.bias" in known and "fc.bias" not in tensors:
-        zeros = np.zeros(config.hidden_size, numpy_dtype(dtype))
-        tensors["fc.bias"] = SourceTensor(head.folder, dtype, zeros.shape, lambda: iter([zeros]))
+    for key in [key for key in known if key.endswith(".bias") and key not in tensors]:
+        zeros = np.zeros(known[key], numpy_dtype(dtype))
+        tensors[key] = SourceTensor(head.folder, dtype, zeros.shape, partial(_one, zeros))
     return Speculation(config, head.num_draft_tokens, head.max_depth, head.max_non_leaves), tensors
+
+
+def _one(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return iter([values])
 
 
 def _converted(wanted: TargetTensor, head: SourceHead, where: Path, dtype: str) -> SourceTensor:

@@ -96,6 +96,17 @@ def test_a_row_is_recognised_and_misses_its_tensors(
             convert(source, row, target)
 
 
+def test_a_head_of_speculators_with_norms_of_its_own_is_refused(
+    tmp_path: Path, target_dir: Path, target: CheckpointConfig
+) -> None:
+    row = ROWS["eagle1-speculators"]
+    source = row.write(tmp_path / "head", target_dir)
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layernorms": True}))
+    with pytest.raises(CheckpointError, match="layernorms is false or absent, as the network of EAGLE-1 has it"):
+        convert(source, row, target)
+
+
 def test_a_model_with_heads_inside_is_its_own_target(tmp_path: Path, target_dir: Path) -> None:
     """Medusa-2 tunes the model with its heads: one folder is target and draft."""
     source = ROWS["medusa-2"].write(tmp_path / "tuned", target_dir)
@@ -106,7 +117,7 @@ def test_a_model_with_heads_inside_is_its_own_target(tmp_path: Path, target_dir:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"speculators_model_type": "peagle"}, 'speculators_model_type is "eagle3"'),
+        ({"speculators_model_type": "peagle"}, 'speculators_model_type is "eagle3" or "eagle"'),
         ({"dflash_config": {}, "block_size": 16}, "a DFlash head: dflash_config"),
         ({"mask_token_id": 5}, "a P-EAGLE head: mask_token_id"),
         ({"markov_rank": 256}, "a DSpark head: markov_rank"),
