@@ -200,6 +200,24 @@ def medusa_vllm_writer(*, is_plain: bool = False) -> Callable[[Path, Path], Path
     return write
 
 
+def padded_writer(write: Callable[[Path, Path], Path], num_rows: int = 24) -> Callable[[Path, Path], Path]:
+    """Rows of zeros behind the vocabulary, which ``config.json`` counts."""
+
+    def write_padded(directory: Path, target_dir: Path) -> Path:
+        write(directory, target_dir)
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        vocab_size = config["vocab_size"]
+        tensors = {
+            name: np.concatenate([values, np.zeros_like(values[:num_rows])]) if len(values) == vocab_size else values
+            for name, values in load_tensors(directory / "model.safetensors").items()
+        }
+        write_draft(directory, tensors, config | {"vocab_size": vocab_size + num_rows})
+        return directory
+
+    return write_padded
+
+
 def eagle1_speculators_writer(*, bias: bool = False) -> Callable[[Path, Path], Path]:
     def write(directory: Path, target_dir: Path) -> Path:
         eagle1_writer(bias=bias, own_embedding=False, own_lm_head=True)(directory, target_dir)

@@ -18,6 +18,7 @@ from tests.tiny_layout_writers import (
     medusa_vllm_writer,
     medusa_writer,
     modelopt_writer,
+    padded_writer,
     speculators_writer,
     write_qwen3_layers,
 )
@@ -71,6 +72,9 @@ ROWS: dict[str, Row] = {
     "eagle1": Row("eagle1", "EAGLE-1/2", eagle1_writer(), optional=(EMBEDDING,)),
     "eagle2-no-bias": Row("eagle2", "EAGLE-1/2", eagle1_writer(bias=False, own_embedding=False)),
     "eagle1-own-lm-head": Row("eagle1", "EAGLE-1/2", eagle1_writer(own_lm_head=True), optional=(EMBEDDING, LM_HEAD)),
+    "eagle1-padded": Row(
+        "eagle1", "EAGLE-1/2", padded_writer(eagle1_writer(own_lm_head=True)), optional=(EMBEDDING, LM_HEAD)
+    ),
     "eagle1-speculators": Row("eagle1", "EAGLE-1 of speculators", eagle1_speculators_writer(), optional=(LM_HEAD,)),
     "eagle2-speculators-bias": Row(
         "eagle2", "EAGLE-1 of speculators", eagle1_speculators_writer(bias=True), optional=(LM_HEAD,)
@@ -86,6 +90,13 @@ ROWS: dict[str, Row] = {
         (EMBEDDING,),
     ),
     "specforge": Row("eagle3", REFERENCE, eagle3_writer(captured_layers=(0, 1, 3)), (0, 1, 3), (T2D,)),
+    "specforge-padded": Row(
+        "eagle3",
+        REFERENCE,
+        padded_writer(eagle3_writer(captured_layers=(0, 1, 3), own_embedding=True)),
+        (0, 1, 3),
+        (EMBEDDING, T2D),
+    ),
     "specforge-fc-norm": Row(
         "eagle3",
         REFERENCE,

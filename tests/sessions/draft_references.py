@@ -81,7 +81,8 @@ class EagleReference:
             hidden = self._layers(embedding[torch.tensor(tokens[1 : len(fed) + 1])], fed)
             normed = self._norm(hidden, "norm") if self.captured_layers else hidden
             fed = torch.cat([fed, (normed if self.feeds_normed else hidden)[-1:]])
-        logits = normed[-1] @ self.tensors.get("lm_head.weight", self.target.lm_head).T
+        lm_head = self.tensors.get("lm_head.weight", self.target.lm_head)[: len(self.target.lm_head)]
+        logits = normed[-1] @ lm_head.T
         log_probs = torch.log_softmax(logits, -1)
         if self.d2t is not None:
             everything = torch.full((len(self.target.lm_head),), -torch.inf, dtype=torch.float64)

@@ -28,6 +28,7 @@ from draftline.checkpoints.drafts.eagle_config import (
 )
 from draftline.checkpoints.drafts.eagle_layouts import EagleLayout, recognise_layout
 from draftline.checkpoints.drafts.eagle_tensors import eagle_tensors
+from draftline.checkpoints.drafts.padding import without_padding
 from draftline.checkpoints.drafts.source_head import SourceHead
 from draftline.checkpoints.huggingface import open_weights
 from draftline.checkpoints.json_object import JsonObject, load_json
@@ -80,7 +81,7 @@ def read_eagle(
     is_eagle3 = layout.method == "eagle3"
     captured, draft_vocab_size = CapturedLayers((), (), ""), target.vocab_size
     if is_eagle3:
-        draft_vocab_size = _draft_vocab_size(raw, target)
+        draft_vocab_size = _draft_vocab_size(raw, llama.vocab_size, target)
         fc = tensors.get(f"{layout.fc}.weight")
         fc_columns = fc.shape[1] if fc is not None and len(fc.shape) == 2 else None
         captured = parse_captured_layers(raw, target, fc_columns, layout.ids_name, captured_layers)
@@ -115,10 +116,12 @@ def read_eagle(
     if is_eagle3:
         config = _with_variant(config, raw, layout)
     check_layernorms(raw, layout)
-    wanted = eagle_tensors(config, layout)
+    is_whole = draft_vocab_size == target.vocab_size
+    stored = replace(config, vocab_size=llama.vocab_size)
+    stored = replace(stored, draft_vocab_size=llama.vocab_size) if is_whole else stored
     vocabulary = {"d2t", "t2d"} if is_eagle3 else set()
     check_source_tensors(
-        wanted,
+        eagle_tensors(stored, layout),
         tensors,
         directory,
         kind=layout.name,
@@ -127,13 +130,21 @@ def read_eagle(
     )
     if not is_eagle3:
         check_eagle1(config, raw, layout)
+    if llama.vocab_size > target.vocab_size:
+        cut = {"embed_tokens.weight", "t2d"} | ({"lm_head.weight", "d2t"} if is_whole else set())
+        tensors = without_padding(tensors, cut, llama.vocab_size, target.vocab_size)
+        note = f"{llama.vocab_size - target.vocab_size} rows of padding behind the target's {target.vocab_size} tokens"
+        config = replace(config, notes=(*config.notes, note))
+    wanted = eagle_tensors(config, layout)
     config = check_borrowed(config, raw)
     offsets = read_vocabulary_offsets(tensors, config, directory) if is_eagle3 else None
     return SourceHead(config, wanted, tensors, offsets)
 
 
-def _draft_vocab_size(raw: JsonObject, target: TargetSizes) -> int:
+def _draft_vocab_size(raw: JsonObject, num_rows: int, target: TargetSizes) -> int:
     size = raw.integer("draft_vocab_size", target.vocab_size)
+    if size == num_rows:  # the whole vocabulary, and its padding
+        return target.vocab_size
     if size > target.vocab_size:
         raise raw.error("draft_vocab_size", f"at most the target's vocab_size ({target.vocab_size})", size, CHOOSE)
     return size

@@ -59,6 +59,8 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 def parse_layers(raw: JsonObject, layout: EagleLayout, target: TargetSizes, dtype: str) -> CheckpointConfig:
     """Return the head's layers as those of a Llama, whose biases and norms are yet to be read from its tensors.
 
+    Its ``vocab_size`` may be more than the target's: then the last rows are padding.
+
     Raises: CheckpointError where they do not fit the target.
     """
     layers = speculators_layers(raw) if layout.is_nested else raw
@@ -69,8 +71,8 @@ def parse_layers(raw: JsonObject, layout: EagleLayout, target: TargetSizes, dtyp
     llama = parse_huggingface_config(
         JsonObject(raw.where, values | {"architectures": ["LlamaForCausalLM"]}), None, dtype
     )
-    if llama.vocab_size != target.vocab_size:
-        raise raw.error("vocab_size", f"the target's ({target.vocab_size})", llama.vocab_size, CHOOSE)
+    if llama.vocab_size < target.vocab_size:
+        raise raw.error("vocab_size", f"the target's ({target.vocab_size}), or more rows", llama.vocab_size, CHOOSE)
     if layout.method == "eagle1" and llama.hidden_size != target.hidden_size:
         raise raw.error("hidden_size", f"the target's ({target.hidden_size})", llama.hidden_size, CHOOSE)
     if raw.integer("target_hidden_size", target.hidden_size) != target.hidden_size:

@@ -96,6 +96,27 @@ def test_a_row_is_recognised_and_misses_its_tensors(
             convert(source, row, target)
 
 
+def test_rows_behind_the_targets_vocabulary_are_padding_or_another_vocabulary(
+    tmp_path: Path, target_dir: Path, target: CheckpointConfig
+) -> None:
+    row = ROWS["specforge-padded"]
+    source = row.write(tmp_path / "head", target_dir)
+    note = "24 rows of padding behind the target's 320 tokens"
+    assert convert(source, row, target).notes[-1] == note
+    tensors = tensors_of(source, row)
+    embedding = tensors["embed_tokens.weight"].copy()
+    embedding[-1, -1] = 1e-3
+    rewrite(source, row, tensors | {"embed_tokens.weight": embedding})
+    rule = r"behind the target's 320 tokens are padding, all zeros; got other numbers in embed_tokens\.weight; choose"
+    with pytest.raises(CheckpointError, match=rule):
+        convert(source, row, target)
+    members = tensors["t2d"].copy()
+    members[-1] = True
+    rewrite(source, row, tensors | {"t2d": members})
+    with pytest.raises(CheckpointError, match="other numbers in t2d"):
+        convert(source, row, target)
+
+
 def test_a_head_of_speculators_with_norms_of_its_own_is_refused(
     tmp_path: Path, target_dir: Path, target: CheckpointConfig
 ) -> None:
