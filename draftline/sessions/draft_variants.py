@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.graphs.decoder import ROTARY_COSINES, ROTARY_SINES
-from draftline.graphs.rotary import build_rotary_tables
+from draftline.graphs.eagle import head_layers
 from draftline.sessions.engine_config import EngineConfig, draft_model_file
+from draftline.sessions.rotary_weights import rotary_entries
 
 
 def add_rotary_variants(
@@ -24,13 +25,12 @@ def add_rotary_variants(
     (draft,) = config.drafts
     for index, head in enumerate(heads, 1):
         model = onnx.load(engine / draft_model_file(0), load_external_data=False)
-        tables = build_rotary_tables(
-            head.head_size, head.rotary_base, head.rotary_scaling, head.max_position_embeddings, num_positions
-        )
-        named = dict(zip((ROTARY_COSINES, ROTARY_SINES), tables, strict=True))
+        entries = rotary_entries(head_layers(head), config.max_seq_len, num_positions)
+        named = {entry.name: entry for entry in entries}
         for tensor in model.graph.initializer:
             if tensor.name in named:
-                tensor.CopyFrom(onnx.numpy_helper.from_array(named.pop(tensor.name), tensor.name))
+                (table,) = named.pop(tensor.name).chunks()
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(table), tensor.name))
         assert not named, "heads turn queries and keys"
         onnx.save(model, engine / draft_model_file(index))
     return replace(config, drafts=(draft,) * (1 + len(heads)))

@@ -219,9 +219,9 @@ def test_llmapi_leaves_layouts_to_tensorrt_llm_that_it_alone_reads(tmp_path: Pat
     source = tmp_path / "s"
     write_quantized(source, LAYOUTS["modelopt-nvfp4"])
     (source / "hf_quant_config.json").write_text(json.dumps(modelopt("W4A8_MXFP4_FP8", group_size=32)))
-    assert check_published(source, None, None, "float16", tmp_path / "out").target.hidden_size == 64
+    assert check_published(source, None, None, "float16", tmp_path / "out").hidden_size == 64
     with pytest.raises(CheckpointError, match="llmapi"):
         open_huggingface(source, "float16")
     whole = tmp_path / "whole"
     write_quantized(whole, LAYOUTS["fp8-blocks"])
-    assert check_published(whole, None, None, "float16", tmp_path / "out").target.num_hidden_layers == 2
+    assert check_published(whole, None, None, "float16", tmp_path / "out").num_hidden_layers == 2
