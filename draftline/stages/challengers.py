@@ -19,11 +19,13 @@ COMMON_BASES = (10000.0, 500000.0, 1000000.0)  # the reference's, which configur
 
 @dataclass(frozen=True)
 class Challenger:
-    """A reading of a head, by the words to write. ``has_ids``: its ``d2t`` holds the target's ids, not offsets."""
+    """A reading of a head, by the words to write. ``has_ids``: its ``d2t`` holds the target's ids, not offsets;
+    ``is_default``: it has the layers of the reference."""
 
     name: str
     head: HeadConfig
     has_ids: bool = False
+    is_default: bool = False
 
     @property
     def kind(self) -> str:
@@ -71,7 +73,8 @@ def _of_layers(readings: Sequence[HeadConfig], target: CheckpointConfig) -> Iter
     ):
         if layers is not None and layers not in known and len(layers) == len(head.captured_layers):
             known.append(layers)
-            yield Challenger(f"layers {list(layers)}", with_layers(head, layers))
+            is_default = layers == default_layers(num_layers)
+            yield Challenger(f"layers {list(layers)}", with_layers(head, layers), is_default=is_default)
 
 
 def _of_bases(head: HeadConfig, target: CheckpointConfig) -> Iterator[Challenger]:

@@ -110,10 +110,16 @@ def _judge(
     where, head, compared = draft.checkpoint or draft.method, readings[0] if readings else None, {}
     if len(readings) > 1:
         named = {f"layers {list(reading.captured_layers)}": reading for reading in readings}
-        ours, found = _compare(probe, readings[0], [Challenger(name, reading) for name, reading in named.items()][1:])
+        # Not a reading, but what nearly every head was trained with: where the first reading is refuted it is asked too.
+        usual = [other for other in others if other.is_default]
+        asked = [Challenger(name, reading) for name, reading in named.items()][1:] + usual
+        ours, found = _compare(probe, readings[0], asked)
         compared = {name: Measured.of(*measured) for name, measured in found.items()}
         overlaps = {name: measured.overlap.mean() for name, (measured, gain) in found.items() if gain > SIGMAS}
-        head = named[max(overlaps, key=lambda name: overlaps[name], default=next(iter(named)))]
+        best = max(overlaps, key=lambda name: overlaps[name], default=next(iter(named)))
+        if best not in named:
+            raise _refusal(where, usual[0], ours, *found[best])
+        head = named[best]
         _say_choice(call, head, ours, found, is_first=head is readings[0])
     rivals = [other for other in others if head is not None and other.stands_beside(head)]
     ours, found = _compare(probe, head, rivals)
@@ -125,16 +131,19 @@ def _judge(
         call.say(f"{draft.method}: {measured.acceptance_rate:.1%} with {other.name}, {gain:+.1f} standard errors")
     better = [other for other in rivals if found[other.name][1] > SIGMAS]
     if better:
-        best = max(better, key=lambda other: float(found[other.name][0].overlap.mean()))
-        measured, gain = found[best.name]
-        rule = f"no other {best.kind} is accepted more often than what the draft's checkpoint says"
-        got = f"{ours} at depth 1, and {measured} with {best.name}, {gain:.1f} standard errors more"
-        raise CheckpointError(where, rule, got, f"{best.cure}, or {_OFF}")
+        most = max(better, key=lambda other: float(found[other.name][0].overlap.mean()))
+        raise _refusal(where, most, ours, *found[most.name])
     if ours.is_near_chance():
         rule = f"a draft is accepted more often than by chance ({ours.chance:.1%} at depth 1)"
         cure = f"choose the draft that was trained for this target, or {_OFF}"
         raise CheckpointError(where, rule, f"{ours.acceptance_rate:.1%} of {count} tokens", cure)
     return _report(ours, head, compared, is_judged=True)
+
+
+def _refusal(where: str, better: Challenger, ours: Proposals, measured: Proposals, gain: float) -> CheckpointError:
+    rule = f"no other {better.kind} is accepted more often than what the draft's checkpoint says"
+    got = f"{ours} at depth 1, and {measured} with {better.name}, {gain:.1f} standard errors more"
+    return CheckpointError(where, rule, got, f"{better.cure}, or {_OFF}")
 
 
 def _compare(

@@ -99,8 +99,9 @@ def test_the_shipped_head_is_what_it_says(target: Path, tmp_path: Path) -> None:
     assert said[0].startswith("captured layers [1, 14, 26], none is better; accepted at depth 1: first 4")
 
 
-@pytest.mark.parametrize("layers", [[0, 13, 25], [5, 9, 20]])
+@pytest.mark.parametrize("layers", [[0, 13, 25], [5, 9, 20], [1, 14, 27]])
 def test_wrong_layers_are_found(target: Path, tmp_path: Path, layers: list[int]) -> None:
+    """Of the last, ids of inputs would be the better reading, and is not the best."""
 
     def edit(config: dict[str, Any]) -> None:
         config["eagle_config"][IDS] = layers
