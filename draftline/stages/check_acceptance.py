@@ -110,7 +110,7 @@ def _judge(
     where, head, compared = draft.checkpoint or draft.method, readings[0] if readings else None, {}
     if len(readings) > 1:
         named = {f"layers {list(reading.captured_layers)}": reading for reading in readings}
-        # Not a reading, but what nearly every head was trained with: where the first reading is refuted it is asked too.
+        # The layers that nearly every head was trained with are asked too, where the first reading is refuted.
         usual = [other for other in others if other.is_default]
         asked = [Challenger(name, reading) for name, reading in named.items()][1:] + usual
         ours, found = _compare(probe, readings[0], asked)
