@@ -222,6 +222,7 @@ def test_llmapi_leaves_layouts_to_tensorrt_llm_that_it_alone_reads(tmp_path: Pat
     assert check_published(source, None, None, "float16", tmp_path / "out").hidden_size == 64
     with pytest.raises(CheckpointError, match="llmapi"):
         open_huggingface(source, "float16")
-    whole = tmp_path / "whole"
-    write_quantized(whole, LAYOUTS["fp8-blocks"])
-    assert check_published(whole, None, None, "float16", tmp_path / "out").num_hidden_layers == 2
+    blocks = tmp_path / "blocks"
+    write_quantized(blocks, LAYOUTS["fp8-blocks"])
+    with pytest.raises(CheckpointError, match=r"with weight_block_size \[128, 128\]; got \[32, 48\]"):
+        check_published(blocks, None, None, "float16", tmp_path / "out")
