@@ -1,111 +1,37 @@
-"""Heads of every format: good ones keep their numbers, and each way to be wrong is an error that leaves nothing."""
+"""Heads of every format keep their numbers, and a conversion that fails leaves nothing."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.drafts import HEAD_METHODS, SourceMethod, convert_head, load_head_config
+from draftline.checkpoints.drafts import HEAD_METHODS, SourceMethod, convert_head
 from draftline.checkpoints.dtypes import numpy_dtype
-from draftline.checkpoints.huggingface_config import parse_huggingface_config
-from draftline.checkpoints.json_object import load_json
-from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
+from draftline.checkpoints.safetensors_file import tensor_locations
 from draftline.errors import CheckpointError
-from tests.tiny_checkpoints import write_tiny_checkpoint
-from tests.tiny_drafts import write_draft, write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
-
-VOCAB, HIDDEN, FFN, Q, KV = 320, 64, 96, 64, 32
-FILES = {"eagle1": "model.safetensors", "eagle3": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
-
-Writer = Callable[..., Path]
-WRITERS: dict[SourceMethod, Writer] = {
-    "eagle1": write_tiny_eagle1,
-    "eagle3": write_tiny_eagle3,
-    "medusa": write_tiny_medusa,
-}
-
-
-@pytest.fixture(scope="session")
-def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="session")
-def target(target_dir: Path) -> CheckpointConfig:
-    return parse_huggingface_config(load_json(target_dir / "config.json"), None, "float32")
-
-
-def ignore_progress(done: int, total: int) -> None:
-    pass
-
-
-def load_all(path: Path) -> dict[str, NDArray[Any]]:
-    return {name: np.array(map_tensor(path, location)) for name, location in tensor_locations(path).items()}
-
-
-def convert(source: Path, method: SourceMethod, target: CheckpointConfig, dtype: str = "float32") -> HeadConfig:
-    config = convert_head(source, source.with_name("converted"), method, target, dtype, ignore_progress)
-    assert load_head_config(source.with_name("converted")) == config
-    return config
-
-
-def converted(source: Path) -> dict[str, NDArray[Any]]:
-    return load_all(source.with_name("converted") / "rank0.safetensors")
-
-
-def fails(source: Path, method: SourceMethod, target: CheckpointConfig, rule: str, dtype: str = "float32") -> str:
-    """Convert, expecting a one-line error and nothing left behind; return its message."""
-    before = sorted(source.parent.iterdir())
-    with pytest.raises(CheckpointError, match=rule) as caught:
-        convert(source, method, target, dtype)
-    assert sorted(source.parent.iterdir()) == before
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def edit_tensors(source: Path, method: str, edit: Callable[[dict[str, NDArray[Any]]], object]) -> None:
-    tensors = load_all(source / FILES[method])
-    edit(tensors)
-    write_draft(source, tensors, None, weights_file=FILES[method])
-
-
-def edit_config(source: Path, **changes: Any) -> None:
-    path = source / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def layer_shapes(prefix: str, attention_size: int) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}.attention.qkv.weight": (Q + 2 * KV, attention_size),
-        f"{prefix}.attention.dense.weight": (HIDDEN, Q),
-        f"{prefix}.post_layernorm.weight": (HIDDEN,),
-        f"{prefix}.mlp.fc.weight": (FFN, HIDDEN),
-        f"{prefix}.mlp.gate.weight": (FFN, HIDDEN),
-        f"{prefix}.mlp.proj.weight": (HIDDEN, FFN),
-    }
-
-
-def assert_layer_equals(ours: dict[str, NDArray[Any]], theirs: dict[str, NDArray[Any]], key: str, name: str) -> None:
-    for kind in ("weight", "bias") if f"{name}.self_attn.q_proj.bias" in theirs else ("weight",):
-        qkv = np.concatenate([theirs[f"{name}.self_attn.{part}_proj.{kind}"] for part in "qkv"])
-        np.testing.assert_array_equal(ours[f"{key}.attention.qkv.{kind}"], qkv)
-    for our_part, their_part in (
-        ("attention.dense", "self_attn.o_proj"),
-        ("post_layernorm", "post_attention_layernorm"),
-        ("mlp.fc", "mlp.gate_proj"),
-        ("mlp.gate", "mlp.up_proj"),
-        ("mlp.proj", "mlp.down_proj"),
-    ):
-        np.testing.assert_array_equal(ours[f"{key}.{our_part}.weight"], theirs[f"{name}.{their_part}.weight"])
+from tests.checkpoints.drafts.head_conversion import (
+    FFN,
+    FILES,
+    HIDDEN,
+    KV,
+    VOCAB,
+    WRITERS,
+    Q,
+    assert_layer_equals,
+    convert,
+    converted,
+    edit_config,
+    edit_tensors,
+    fails,
+    ignore_progress,
+    layer_shapes,
+    load_all,
+)
+from tests.tiny_drafts import write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle2"])
@@ -272,211 +198,6 @@ def test_weights_are_rounded_to_the_dtype(
     np.testing.assert_array_equal(load_all(path)[name], expected)
     num_bytes = sum(item.num_bytes for key, item in tensor_locations(path).items() if key != "d2t")
     assert calls[-1] == (num_bytes, num_bytes)
-
-
-def tensor_names(method: SourceMethod) -> list[str]:
-    """Names of the writers' default tensors that every head of the format has."""
-    if method == "medusa":
-        return [name for head in range(3) for name in (f"{head}.0.linear.weight", f"{head}.0.linear.bias")]
-    prefix = "midlayer" if method == "eagle3" else "layers.0"
-    parts = [f"self_attn.{part}_proj" for part in "qkvo"] + [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
-    norms = ["post_attention_layernorm"]
-    norms += ["hidden_norm", "input_layernorm"] if method == "eagle3" else []
-    names = ["fc.weight", *(f"{prefix}.{part}.weight" for part in parts + norms)]
-    return names + (["norm.weight", "lm_head.weight", "d2t"] if method == "eagle3" else [])
-
-
-CASES = [(method, name) for method in WRITERS for name in tensor_names(method)]
-
-
-@pytest.mark.parametrize(("method", "name"), CASES)
-def test_a_missing_renamed_misshaped_or_wild_tensor_is_named(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig, method: SourceMethod, name: str
-) -> None:
-    source = WRITERS[method](tmp_path / "s", target_dir)
-    original = load_all(source / FILES[method])
-
-    def fails_with(tensors: dict[str, NDArray[Any]], rule: str) -> None:
-        write_draft(source, tensors, None, weights_file=FILES[method])
-        fails(source, method, target, rule)
-
-    others = {key: values for key, values in original.items() if key != name}
-    fails_with(others, re.escape(name))
-    fails_with(others | {f"{name}.old": original[name]}, re.escape(f"{name}.old"))
-    longer = np.concatenate([original[name], original[name][:1]])
-    fails_with(others | {name: longer}, rf"tensor {re.escape(name)} .*shape \[{len(longer) - 1}")
-    if name != "d2t":
-        for wild in (np.nan, np.inf):
-            spoilt = original[name].copy()
-            spoilt.reshape(-1)[-1] = wild
-            fails_with(original | {name: spoilt}, f"tensor {name} is finite; got NaN or infinity")
-        fails_with(original | {name: np.zeros(original[name].shape, np.int8)}, f"tensor {name} has one of the dtypes")
-
-
-@pytest.mark.parametrize("method", WRITERS)
-def test_all_missing_and_all_unexpected_tensors_are_listed(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig, method: SourceMethod
-) -> None:
-    source = WRITERS[method](tmp_path / "s", target_dir)
-    first, second = tensor_names(method)[:2]
-    edit_tensors(source, method, lambda tensors: tensors.update(adapter=np.ones(1), other=np.ones(1)))
-    fails(source, method, target, "no others; got also adapter, other")
-    edit_tensors(source, method, lambda tensors: (tensors.pop(first), tensors.pop(second)))
-    message = fails(source, method, target, "without")
-    assert f"{first}, {second}" in message
-
-
-def test_a_medusa_head_left_out_is_found(tmp_path: Path, target_dir: Path, target: CheckpointConfig) -> None:
-    source = write_tiny_medusa(tmp_path / "s", target_dir)
-    edit_tensors(source, "medusa", lambda tensors: [tensors.pop(name) for name in list(tensors) if name[0] == "1"])
-    fails(source, "medusa", target, "without 1.0.linear.weight, 1.0.linear.bias, 1.1.weight")
-
-
-def test_one_medusa_projection_left_out_is_found(tmp_path: Path, target_dir: Path, target: CheckpointConfig) -> None:
-    source = write_tiny_medusa(tmp_path / "s", target_dir)
-    edit_tensors(source, "medusa", lambda tensors: tensors.pop("2.1.weight"))
-    fails(source, "medusa", target, "without 2.1.weight")
-
-
-def test_a_file_that_holds_no_medusa_heads_is_refused(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig
-) -> None:
-    source = write_tiny_eagle1(tmp_path / "s", target_dir)
-    fails(source, "medusa", target, "holds tensors {head}.{layer}.linear.weight")
-    (source / "model.safetensors").rename(source / FILES["medusa"])
-    fails(source, "medusa", target, "holds tensors {head}.{layer}.linear.weight")
-    (source / FILES["medusa"]).unlink()
-    fails(source, "medusa", target, "holds one of medusa_lm_head.safetensors, medusa_lm_head.pt, model.*; got none")
-
-
-def test_a_head_of_another_method_is_refused_by_name(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig
-) -> None:
-    eagle1 = write_tiny_eagle1(tmp_path / "eagle1", target_dir)
-    eagle3 = write_tiny_eagle3(tmp_path / "eagle3", target_dir)
-    assert "set it to eagle3" in fails(eagle3, "eagle1", target, "draft.method is the head's own")
-    assert "set it to eagle1 or eagle2" in fails(eagle1, "eagle3", target, "draft.method is the head's own")
-    medusa = write_tiny_medusa(tmp_path / "medusa", target_dir)
-    for method in ("eagle1", "eagle3"):
-        fails(medusa, method, target, "the folder holds one of")
-    (medusa / FILES["medusa"]).rename(medusa / "model.safetensors")
-    assert "set draft.method to medusa" in fails(medusa, "eagle1", target, r"Medusa heads: 0\.0\.linear\.weight")
-    fails(target_dir, "eagle3", target, r"a whole model: model\.")
-
-
-@pytest.mark.parametrize("method", ["eagle1", "eagle3"])
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"vocab_size": 319}, "vocab_size is the target's"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"intermediate_size": 95}, r"shape \[95, 64\]"),
-        ({"num_attention_heads": 8}, "has shape"),
-        ({"max_position_embeddings": None}, "max_position_embeddings is a positive integer; got nothing"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"rope_scaling": {"type": "magic"}}, "rope_type"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised heads are not read"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused(
-    tmp_path: Path,
-    target_dir: Path,
-    target: CheckpointConfig,
-    method: SourceMethod,
-    changes: dict[str, Any],
-    rule: str,
-) -> None:
-    source = WRITERS[method](tmp_path / "s", target_dir)
-    edit_config(source, **changes)
-    fails(source, method, target, rule)
-
-
-def test_rotary_settings_are_the_heads_own(tmp_path: Path, target: CheckpointConfig) -> None:
-    """The target's base is never inherited: heads trained without rope_theta ran with 10000."""
-    target_dir = write_tiny_checkpoint(tmp_path / "target", rope_theta=1e6)
-    source = write_tiny_eagle3(tmp_path / "s", target_dir)
-    config = convert(source, "eagle3", target)
-    assert (config.rotary_base, config.rotary_scaling, config.max_position_embeddings) == (10000.0, None, 512)
-    edit_config(source, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0}, max_position_embeddings=2048)
-    config = convert(source, "eagle3", target)
-    assert (config.rotary_base, config.max_position_embeddings) == (5e5, 2048)
-    assert config.rotary_scaling == {"rope_type": "linear", "factor": 4.0}
-
-
-def test_keys_that_were_copied_from_the_target_mean_nothing(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig
-) -> None:
-    source = write_tiny_eagle3(tmp_path / "s", target_dir)
-    expected = convert(source, "eagle3", target)
-    edit_config(source, sliding_window=4, use_sliding_window=False, attention_bias=True)
-    edit_config(source, architectures=["LlamaForCausalLM"], model_type="qwen3", max_window_layers=36)
-    assert convert(source, "eagle3", target) == expected
-
-
-def test_the_fc_bias_follows_the_tensors_and_contradicts_nothing(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig
-) -> None:
-    source = write_tiny_eagle1(tmp_path / "s", target_dir)
-    edit_config(source, bias=False)
-    fails(source, "eagle1", target, "got bias false and an fc.bias")
-    edit_config(source, bias=True)
-    assert convert(source, "eagle1", target).fc_bias
-    source = write_tiny_eagle1(tmp_path / "without", target_dir, bias=False)
-    edit_config(source, bias=None)
-    fails(source, "eagle1", target, "got bias true and no fc.bias")
-
-
-def test_the_qkv_bias_is_whole_and_contradicts_nothing(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig
-) -> None:
-    source = write_tiny_eagle1(tmp_path / "s", target_dir, qkv_bias=True)
-    edit_config(source, qkv_bias=False)
-    fails(source, "eagle1", target, "qkv_bias is true, as the tensors")
-    edit_config(source, qkv_bias=True)
-    edit_tensors(source, "eagle1", lambda tensors: tensors.pop("layers.0.self_attn.k_proj.bias"))
-    fails(source, "eagle1", target, r"without layers\.0\.self_attn\.k_proj\.bias")
-
-
-def test_eagle1_fits_the_targets_hidden_size(tmp_path: Path, target: CheckpointConfig) -> None:
-    wider = write_tiny_checkpoint(tmp_path / "wider", hidden_size=96)
-    fails(write_tiny_eagle1(tmp_path / "s", wider), "eagle1", target, r"hidden_size is the target's \(64\); got 96")
-    fails(write_tiny_eagle3(tmp_path / "t", wider), "eagle3", target, "target_hidden_size is the target's")
-
-
-def test_what_is_borrowed_must_fit(tmp_path: Path, target_dir: Path, target: CheckpointConfig) -> None:
-    source = write_tiny_eagle3(tmp_path / "a", target_dir, own_lm_head=False)
-    fails(source, "eagle3", target, "lm_head.weight is in the head")
-    source = write_tiny_eagle3(tmp_path / "b", target_dir, hidden_size=96, draft_vocab_size=None, own_lm_head=False)
-    fails(source, "eagle3", target, "embed_tokens.weight is in the head")
-    source = write_tiny_eagle3(
-        tmp_path / "c", target_dir, hidden_size=96, draft_vocab_size=None, own_lm_head=False, own_embedding=True
-    )
-    fails(source, "eagle3", target, "lm_head.weight is in the head")
-    source = write_tiny_eagle3(tmp_path / "d", target_dir, draft_vocab_size=None, own_lm_head=False, own_embedding=True)
-    assert not convert(source, "eagle3", target).owns_lm_head
-    edit_config(source, tie_word_embeddings=True)
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        convert(source, "eagle3", target)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"speculators_model_type": "mtp"},
-        {"norm_output": False},
-        {"eagle_config": {"use_aux_hidden_state": False}},
-        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1], "parallel_draft_step": 2}},
-        {"eagle_config": [0, 1]},
-        {"draft_vocab_size": 321},
-        {"draft_vocab_size": 199},
-    ],
-)
-def test_variants_that_compute_something_else_are_refused(
-    tmp_path: Path, target_dir: Path, target: CheckpointConfig, changes: dict[str, Any]
-) -> None:
-    source = write_tiny_eagle3(tmp_path / "s", target_dir)
-    edit_config(source, **changes)
-    fails(source, "eagle3", target, "199" if changes.get("draft_vocab_size") == 199 else next(iter(changes)))
 
 
 def test_a_weight_that_overflows_is_refused(tmp_path: Path, target_dir: Path, target: CheckpointConfig) -> None:
