@@ -32,6 +32,7 @@ def tree_attention(
     context_lengths: Tensor,
     sequence_starts: Tensor,
     packed_mask: Tensor,
+    sinks: Tensor | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -43,11 +44,12 @@ def tree_attention(
 
     Shapes, dtypes and meaning as in ``plugins/tree_attention/README.md``; returns ``[T, H * D]`` in the dtype of ``q``.
     Nothing is written: ``commit_rows`` does that, after acceptance. A pool of ``torch.float8_e4m3fn`` has scales.
+    Without ``sinks`` no head has one.
 
     Raises: RequestError for tensors on a CPU, not contiguous, or of other shapes and dtypes; BuildError for what has no
     kernel; MissingPackageError without torch or Triton.
     """
-    inputs = (q, k_new, v_new, kv_pool, block_table, context_lengths, sequence_starts, packed_mask)
+    inputs = (q, k_new, v_new, kv_pool, block_table, context_lengths, sequence_starts, packed_mask, sinks)
     result: Tensor = _operator()(*inputs, scale, window, softcap, key_scale, value_scale)
     return result
 
@@ -83,8 +85,9 @@ def _operator() -> Any:
     torch = _torch()
     # PyTorch reads the schema from the signature: the types themselves, though torch is imported here alone.
     tensors = dict.fromkeys(("q", "k_new", "v_new", "kv_pool", *INTEGERS, "return"), torch.Tensor)
+    sinks = {"sinks": torch.Tensor | None}
     floats = dict.fromkeys(("scale", "softcap", "key_scale", "value_scale"), float)
-    _run.__annotations__ = {**tensors, **floats, "window": int}
+    _run.__annotations__ = {**tensors, **sinks, **floats, "window": int}
     operator = torch.library.custom_op("draftline::tree_attention", _run, mutates_args=())
     operator.register_fake(lambda q, *others: q.new_empty((q.shape[0], q.shape[1] * q.shape[2])))
     return operator
@@ -99,6 +102,7 @@ def _run(
     context_lengths: Tensor,
     sequence_starts: Tensor,
     packed_mask: Tensor,
+    sinks: Tensor | None,
     scale: float,
     window: int,
     softcap: float,
@@ -108,7 +112,10 @@ def _run(
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads, block_size = k_new.shape[1], kv_pool.shape[3]
     num_sequences = len(context_lengths)
-    shape = KernelShape(num_heads, num_kv_heads, head_size, block_size, _name(q), _name(kv_pool), window, softcap)
+    dtypes, has_sinks = (_name(q), _name(kv_pool)), sinks is not None
+    shape = KernelShape(num_heads, num_kv_heads, head_size, block_size, *dtypes, window, softcap, has_sinks)
+    if sinks is None:
+        sinks = q.new_empty((num_heads,), dtype=_torch().float32)  # which no kernel reads
     is_interpreted = _is_interpreted(q)
     for name, tensor in (("k_new", k_new), ("v_new", v_new)):
         _check(name, tensor, (num_tokens, num_kv_heads, head_size), shape.dtype)
@@ -118,8 +125,9 @@ def _run(
     _check("context_lengths", context_lengths, (num_sequences,), "int32")
     _check("sequence_starts", sequence_starts, (num_sequences + 1,), "int32")
     _check("packed_mask", packed_mask, (num_tokens, packed_mask.shape[1]), "int32")
+    _check("sinks", sinks, (num_heads,), "float32")
     inputs = dict(zip(INTEGERS, (block_table, context_lengths, sequence_starts, packed_mask), strict=True))
-    inputs |= {"q": q, "k_new": k_new, "v_new": v_new, "kv_pool": _codes(kv_pool)}
+    inputs |= {"q": q, "k_new": k_new, "v_new": v_new, "kv_pool": _codes(kv_pool), "sinks": sinks}
     out = q.new_empty((num_tokens, num_heads * head_size))
     call_attention(
         shape,

@@ -21,6 +21,7 @@ def tree_attention(
     context_lengths: NDArray[np.int32],
     sequence_starts: NDArray[np.int32],
     packed_mask: NDArray[np.int32],
+    sinks: NDArray[np.float32] | None = None,
     *,
     scale: float,
     window: int,
@@ -32,8 +33,8 @@ def tree_attention(
 
     Source: the contract of ``draftline::TreeAttention``; paged keys and values as in PagedAttention (arXiv 2309.06180),
     the mask as in tree attention of SpecInfer (arXiv 2305.09781), shared key/value heads as in GQA (arXiv 2305.13245),
-    the window as in Mistral's ``sliding_window``, capped scores as in Gemma 2 (arXiv 2408.00118, section 2). Unlike
-    those, nothing is written.
+    the window as in Mistral's ``sliding_window``, capped scores as in Gemma 2 (arXiv 2408.00118, section 2), sinks as
+    in gpt-oss (arXiv 2508.10925). Unlike those, nothing is written.
 
     Shapes: T packed tokens of B sequences, H query heads, K key/value heads (query head h reads head h // (H / K)),
     head size D, block size S, W mask words.
@@ -47,6 +48,8 @@ def tree_attention(
       committed as the nearest number to the key over ``key_scale``, beyond 448 as 448. 1 for other pools.
     - ``packed_mask [T, W]``: bit j of a row = may attend to in-step token j of its own sequence; reflexive and closed
       under ancestors, so the depth of a row is the number of its bits minus one.
+    - ``sinks [H]``: of each query head, a score beside those of its keys that has no value and is neither scaled nor
+      capped; -inf = the head has none, None = no head has one.
     - ``window``: a row of position p attends to positions above p - window; 0 = no window. The position of a committed
       token is its index, that of a row ``context_lengths[b]`` + its depth.
     - ``softcap``: scores become ``softcap * tanh(score / softcap)`` before the softmax, and what is not finite NaN;
@@ -69,6 +72,9 @@ def tree_attention(
     >>> capped = tree_attention(key, key, value, pool, *tables, scale=1.0, window=0, softcap=1.0)
     >>> capped.round(3).tolist()  # weights 1 : e
     [[1.076, 1.462]]
+    >>> sunk = tree_attention(key, key, value, pool, *tables, np.array([18.0], np.float32), scale=1.0, window=1)
+    >>> sunk.tolist()  # half of the weight is the sink's
+    [[0.0, 1.0]]
     """
     num_tokens, num_heads, head_size = q.shape
     num_kv_heads = k_new.shape[1]
@@ -96,8 +102,11 @@ def tree_attention(
             if softcap > 0:
                 scores = softcap * np.tanh(scores / softcap) + 0 * scores
             scores = np.where(attended, scores, -np.inf)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out[first:end, head] = weights / weights.sum(axis=1, keepdims=True) @ v[kv_head]
+            sink = -np.inf if sinks is None else float(sinks[head])
+            row_max = np.maximum(scores.max(axis=1, keepdims=True), sink)
+            weights = np.exp(scores - row_max)
+            sums = weights.sum(axis=1, keepdims=True) + np.exp(sink - row_max)
+            out[first:end, head] = weights / sums @ v[kv_head]
     return out.reshape(num_tokens, num_heads * head_size)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from draftline.graphs.onnx_graph import DRAFTLINE, OnnxGraph
-from draftline.kernels.cases import TABLE_KEYS, chain, make_step
+from draftline.kernels.cases import TABLE_KEYS, chain, make_step, no_sinks, random_sinks
 from draftline.kernels.cases import StepCase as Case
 from draftline.oracle import tree_attention
 
@@ -31,6 +31,7 @@ class Shape(NamedTuple):
     half_pool: bool = False
     half_rows: bool = False
     softcap: float = 0.0
+    sinks: bool = False
 
     @property
     def scale(self) -> float:
@@ -42,7 +43,10 @@ def num_columns(shape: Shape, num_keys: int) -> int:
 
 
 def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
-    """Build a graph of the operator alone; ``functions`` holds its body where that is to run it."""
+    """Build a graph of the operator alone; ``functions`` holds its body where that is to run it.
+
+    Sinks are an input where the shape has some, and a constant where not, as in graphs of models without.
+    """
     graph = OnnxGraph()
     heads, kv_heads, head_size = shape.num_heads, shape.num_kv_heads, shape.head_size
     pool_shape: list[int | str] = ["num_blocks", 2, kv_heads, shape.block_size, head_size]
@@ -56,8 +60,10 @@ def attention_model(shape: Shape, functions: Sequence[onnx.FunctionProto]) -> on
         graph.input("context_lengths", TensorProto.INT32, ["B"]),
         graph.input("sequence_starts", TensorProto.INT32, ["B_plus_1"]),
         graph.input("packed_mask", TensorProto.INT32, ["T", "W"]),
+        graph.input("sinks", TensorProto.FLOAT, ["H"]) if shape.sinks else graph.constant(no_sinks(heads)),
     ]
-    attributes = {name: value for name, value in shape._asdict().items() if not name.startswith("half")}
+    names = ("num_heads", "num_kv_heads", "head_size", "block_size", "window", "softcap")
+    attributes = {name: getattr(shape, name) for name in names}
     attributes |= {"key_scale": 1.0, "value_scale": 1.0}
     out = graph.op("TreeAttention", *inputs, domain=DRAFTLINE, **attributes, scale=shape.scale)
     graph.output(out, "out", row_type, ["T", heads * head_size])
@@ -69,6 +75,8 @@ def make_inputs(shape: Shape, case: Case) -> dict[str, NDArray[Any]]:
     inputs = make_step(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, case)
     if shape.half_rows:
         inputs |= {name: inputs[name].astype(np.float16) for name in ("q", "k_new", "v_new")}
+    if shape.sinks:
+        inputs["sinks"] = random_sinks(shape.num_heads, case.seed)
     pool = inputs["kv_pool"]
     return {**inputs, "kv_pool": pool.astype(np.float16) if shape.half_pool else pool}
 
@@ -93,6 +101,9 @@ shapes = st.sampled_from(
         Shape(4, 2, 16, 16, softcap=2.0),
         Shape(3, 1, 32, 8, 20, softcap=50.0),
         Shape(6, 2, 24, 8, 9, half_pool=True, softcap=0.5),
+        Shape(4, 2, 16, 16, sinks=True),
+        Shape(3, 1, 32, 8, 20, softcap=2.0, sinks=True),
+        Shape(6, 2, 24, 8, 9, half_pool=True, sinks=True),
     ]
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 from onnx import TensorProto
 
 from draftline.checkpoints.config import CheckpointConfig
@@ -189,6 +190,7 @@ class Decoder:
             v,
             pool,
             *self._attention_inputs,
+            self.graph.constant(np.full(num_heads, -np.inf, np.float32), "no_sinks"),
             domain=DRAFTLINE,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

@@ -17,6 +17,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "context_lengths": "*i32",
         "sequence_starts": "*i32",
         "packed_mask": "*i32",
+        "sinks": "*fp32",
         "out": "*T",
         "workspace": "*fp32",
         "scale": "fp32",
@@ -49,7 +50,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
 }
 QUICK = "tree_attention_quick"
 SIGNATURES[QUICK] = {  # inputs, integers, outputs: the order of a quick plugin's launch
-    **{name: SIGNATURES["tree_attention"][name] for name in list(SIGNATURES["tree_attention"])[:8]},
+    **{name: SIGNATURES["tree_attention"][name] for name in list(SIGNATURES["tree_attention"])[:9]},
     "scale_bits": "i32",
     "key_scale_bits": "i32",
     "value_scale_bits": "i32",
@@ -113,6 +114,7 @@ def constants(name: str, shape: KernelShape, configuration: KernelConfiguration)
         **sections,
         "HEAD_SIZE": shape.head_size,
         "SOFTCAP": shape.softcap,
+        "HAS_SINKS": shape.has_sinks,
         "PART": COLUMN_PART,
         "LAST_PART": max(16, 1 << (rest - 1).bit_length()) if rest else COLUMN_PART,
         "TILE_ROWS": configuration.tile_rows,

@@ -89,6 +89,17 @@ BORDERS = (
         0.02,
         0.5,
     ),
+    # Rows whose window has no key of some sections; sinks join one section alone.
+    KernelCase(
+        KernelShape(4, 2, 16, 8, window=90, has_sinks=True), SMALL, StepCase((300, 2), (chain(70), (-1, 0, 0)), 11)
+    ),
+    KernelCase(
+        KernelShape(3, 1, 64, 16, "float32", "float8_e4m3fn", softcap=2.0, has_sinks=True),
+        SMALL,
+        StepCase((200, 0), (branching(12), chain(2)), 12),
+        0.02,
+        0.5,
+    ),
     # More rows than are split, so that the workspace holds those of each sequence apart.
     KernelCase(
         KernelShape(2, 2, 16, 8),
@@ -122,9 +133,8 @@ def make_case(number: int) -> KernelCase:
     dtype, kv_dtype = choose(*((dtype, kv_dtype) for dtype, pools in pairs.items() for kv_dtype in pools))
     heads, kv_heads = choose((1, 1), (2, 2), (4, 2), (3, 1), (7, 1))
     size, block_size = choose(8, 16, 16, 24, 64, 80, 96, 128), choose(8, 16, 32, 64, 128)
-    shape = KernelShape(
-        heads, kv_heads, size, block_size, dtype, kv_dtype, choose(0, 0, 0, 1, 6, 33, 90), choose(0.0, 0.0, 0.5, 50.0)
-    )
+    window, softcap, has_sinks = choose(0, 0, 0, 1, 6, 33, 90), choose(0.0, 0.0, 0.5, 50.0), choose(False, False, True)
+    shape = KernelShape(heads, kv_heads, size, block_size, dtype, kv_dtype, window, softcap, has_sinks)
     configuration = KernelConfiguration(
         choose(16, 32, 64), choose(32, 64), choose(32, 64, 128), choose(1, 4), choose(1, 3, 20), choose(2, 64), 4, 2
     )
@@ -174,6 +184,17 @@ def make_step(
     }
 
 
+def no_sinks(num_heads: int) -> NDArray[np.float32]:
+    return np.full(num_heads, -np.inf, np.float32)
+
+
+def random_sinks(num_heads: int, seed: int) -> NDArray[np.float32]:
+    """Return sinks about as large as scores; the second head has none."""
+    sinks = np.random.default_rng(seed).normal(0, 3, num_heads).astype(np.float32)
+    sinks[1:2] = -np.inf
+    return sinks
+
+
 def kernel_inputs(case: KernelCase) -> dict[str, NDArray[Any]]:
     """Make the inputs in the case's dtypes; what no row may read of the pool is NaN."""
     shape = case.shape
@@ -191,6 +212,7 @@ def kernel_inputs(case: KernelCase) -> dict[str, NDArray[Any]]:
         **rows,
         "kv_pool": _stored(pool / scales, shape.kv_dtype),
         "block_table": np.ascontiguousarray(inputs["block_table"][:, :columns]),
+        "sinks": random_sinks(shape.num_heads, case.step.seed) if shape.has_sinks else no_sinks(shape.num_heads),
     }
 
 

@@ -17,7 +17,8 @@ NODE_TILE = 32  # in-step keys of a tile
 
 @dataclass
 class MovedBytes:
-    """Bytes by what they are: committed keys and values; rows of the step; partial results; tables, masks, lengths."""
+    """Bytes by what they are: committed keys and values; rows of the step, and sinks; partial results; tables, masks,
+    lengths."""
 
     pool: int = 0
     rows: int = 0
@@ -49,6 +50,7 @@ def needed_bytes(shape: KernelShape, step: CountedStep) -> MovedBytes:
     """Count what any kernel must move: each key and value that a row attends to once, each row in and out once."""
     moved, depths = MovedBytes(), step.depths()
     element, size = DTYPE_BYTES[shape.dtype], shape.head_size
+    moved.rows += shape.has_sinks * shape.num_heads * FLOAT_BYTES
     for sequence, context in enumerate(step.context_lengths.tolist()):
         first, end = (int(start) for start in step.sequence_starts[sequence : sequence + 2])
         length = end - first
@@ -157,6 +159,7 @@ def _count_program(
         moved.pool += heads * (tile_end - tile_begin) * size * 2 * DTYPE_BYTES[shape.kv_dtype]
     if section == cut.sections - 1:
         moved.rows += heads * end_row * size * 2 * element
+        moved.rows += shape.has_sinks * shape.num_heads * FLOAT_BYTES
         moved.integers += heads * num_rows * -(-end_row // NODE_TILE) * INT_BYTES
     if cut.sections == 1:
         moved.rows += heads * num_rows * shape.group * size * element

@@ -27,6 +27,7 @@ VARIANTS = {
     "float8": {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"},
     "window": {"dtype": "float16", "kv_dtype": "float16", "window": 4096},
     "softcap": {"dtype": "float16", "kv_dtype": "float16", "softcap": 50.0},
+    "sinks": {"dtype": "float16", "kv_dtype": "float16", "has_sinks": True},
 }
 COLUMNS = ("kernel", "sm", "head", "variant", "tile", "registers", "spilled", "shared", *KINDS, "other")
 

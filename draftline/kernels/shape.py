@@ -30,6 +30,7 @@ class KernelShape:
 
     - ``num_heads``, ``num_kv_heads``, ``head_size``, ``block_size``, ``window``, ``softcap``: the operator's
       attributes; ``softcap`` is rounded to float32, in which it comes back from a graph or a plan.
+    - ``has_sinks``: whether the input ``sinks`` is read; without, all of it is -inf.
     - ``dtype``: of ``q``, ``k_new``, ``v_new`` and ``out``. ``kv_dtype``: of ``kv_pool``; float8_e4m3fn has scales,
       which are arguments of the launch, as ``scale`` is.
 
@@ -44,6 +45,7 @@ class KernelShape:
     kv_dtype: KvDtype = "float16"
     window: int = 0
     softcap: float = 0.0
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         where = "TreeAttention kernel"

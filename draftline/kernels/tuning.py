@@ -143,6 +143,7 @@ def _make_inputs(torch: Any, shape: KernelShape, workload: Workload) -> dict[str
         "context_lengths": torch.full((count,), workload.context, dtype=torch.int32, device="cuda"),
         "sequence_starts": torch.arange(count + 1, dtype=torch.int32, device="cuda") * nodes,
         "packed_mask": packed.repeat(count, 1),
+        "sinks": torch.zeros(shape.num_heads, device="cuda"),
     }
 
 
@@ -156,12 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-dtype", default="float16")
     parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--softcap", type=float, default=0.0)
+    parser.add_argument("--sinks", action="store_true", help="of a model with sinks in attention")
     parser.add_argument("--cache", type=Path, required=True, help="the folder to write to")
     options = parser.parse_args(arguments)
     try:
         shape = KernelShape(
             options.heads, options.kv_heads, options.head_size, options.block_size, options.dtype, options.kv_dtype,
-            options.window, options.softcap,
+            options.window, options.softcap, options.sinks,
         )  # fmt: skip
         major, minor = require_gpu().cuda.get_device_capability()
         architecture = 10 * major + minor

@@ -16,7 +16,7 @@ from draftline.speculation import EXACT, Acceptance, TreeShape
 
 CONFIG_FILE, MODEL_FILE = "config.json", "model.onnx"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-FORMAT_VERSION = 8  # of the graphs' inputs and outputs and of this file
+FORMAT_VERSION = 9  # of the graphs' inputs and outputs and of this file
 _AGAIN = "build the engine again"
 
 PoolDtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]  # the last two on GPUs alone

@@ -68,7 +68,11 @@ def test_function_body_agrees_with_the_oracle(shape: Shape, case: Case) -> None:
 @settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(
-        [Shape(4, 2, 16, 8, 0, True, True), Shape(6, 2, 24, 8, 9, True, True), Shape(4, 2, 16, 8, 0, True, True, 2.0)]
+        [
+            Shape(4, 2, 16, 8, 0, True, True),
+            Shape(6, 2, 24, 8, 9, True, True),
+            Shape(4, 2, 16, 8, 0, True, True, 2.0, True),
+        ]
     ),
     cases(),
 )
@@ -82,7 +86,12 @@ def test_rows_of_float16_are_rounded_once(shape: Shape, case: Case) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(4, 2, 16, 8, 0), Shape(1, 1, 64, 64, 0), Shape(3, 1, 32, 32, 20), Shape(3, 1, 32, 32, 20, softcap=2.0)],
+    [
+        Shape(4, 2, 16, 8, 0),
+        Shape(1, 1, 64, 64, 0),
+        Shape(3, 1, 32, 32, 20),
+        Shape(3, 1, 32, 32, 20, softcap=2.0, sinks=True),
+    ],
 )
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
     """Not even where neighbours widen the table, the padded rows and the mask."""
@@ -95,7 +104,7 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
         columns = num_columns(shape, context + len(tree))
         alone = {
             **{name: together[name][rows] for name in ("q", "k_new", "v_new")},
-            "kv_pool": together["kv_pool"],
+            **{name: together[name] for name in together.keys() & {"kv_pool", "sinks"}},
             "block_table": together["block_table"][index : index + 1, :columns],
             "context_lengths": together["context_lengths"][index : index + 1],
             "sequence_starts": np.array([0, len(tree)], np.int32),
@@ -106,7 +115,7 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(shape: Shape) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "context"),
-    [(Shape(9, 3, 64, 16), 5000), (Shape(8, 1, 128, 16), 700), (Shape(8, 1, 128, 16, softcap=2.0), 700)],
+    [(Shape(9, 3, 64, 16), 5000), (Shape(8, 1, 128, 16), 700), (Shape(8, 1, 128, 16, softcap=2.0, sinks=True), 700)],
 )
 def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: int) -> None:
     """Products are cut among threads by their size; head sizes up to 128 are summed in one go wherever the cuts lie."""
@@ -132,6 +141,7 @@ def test_bits_of_a_row_do_not_depend_on_rows_and_threads(shape: Shape, context: 
         Shape(4, 4, 16, 16, 0),
         Shape(8, 1, 128, 16, 0),
         Shape(4, 2, 16, 8, 0, softcap=2.0),
+        Shape(4, 2, 16, 8, 0, sinks=True),
     ],
 )
 def test_a_node_of_a_tree_has_the_bits_of_its_chain(shape: Shape, num_threads: int) -> None:
@@ -178,6 +188,19 @@ def test_a_softcap_hides_nothing(value: float) -> None:
     out = run(shape, inputs)
     assert np.isnan(out[1]).all()
     assert np.isfinite(out[[0, 2]]).all()
+
+
+def test_sinks_of_any_size_take_their_share() -> None:
+    """The head that has none has the bits of a model without; far above its scores a sink leaves a head nothing."""
+    shape = Shape(9, 3, 16, 8)
+    inputs = make_inputs(shape, Case((130, 5), (chain(40), (-1, 0, 0, 1)), 0))
+    without = run(shape, inputs)
+    shape = shape._replace(sinks=True)
+    inputs["sinks"] = np.array([-np.inf, -1e30, -90.0, -3.0, 0.0, 3.0, 80.0, 200.0, 1e30], np.float32)
+    found = run(shape, inputs)
+    np.testing.assert_allclose(found, oracle_output(shape, inputs), rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(found[:, : 2 * 16], without[:, : 2 * 16])
+    assert np.abs(found[:, 6 * 16 :]).max() < 1e-30
 
 
 def optimised_nodes(shape: Shape, folder: Path) -> list[onnx.NodeProto]:

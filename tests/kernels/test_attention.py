@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftline.kernels.cases import BORDERS, SMALL, KernelCase, StepCase, branching, chain, kernel_inputs
+from draftline.kernels.cases import BORDERS, SMALL, KernelCase, StepCase, branching, chain, expected, kernel_inputs
 from draftline.kernels.shape import KernelConfiguration, KernelShape
 from tests.kernels.cases import difference, run
 from tests.kernels.interpreter import interpreted, run_attention
@@ -76,6 +77,19 @@ def test_a_softcap_hides_nothing() -> None:
     after = interpreted(attend_quietly, case.shape, case.configuration, inputs)
     assert np.isnan(after[1:]).all()
     np.testing.assert_array_equal(after[0], before[0])
+
+
+def test_sinks_of_any_size_take_their_share() -> None:
+    """Without one a head has the bits of a kernel without; far above its scores a sink leaves a head nothing."""
+    shape = KernelShape(8, 4, 16, 8, "float32", "float32", has_sinks=True)
+    case = KernelCase(shape, SMALL, StepCase((300, 3), ((-1, 0, 0), (-1, 0)), 0))
+    inputs = kernel_inputs(case)
+    inputs["sinks"] = np.array([-np.inf, -1e30, -90.0, -3.0, 0.0, 3.0, 200.0, 1e30], np.float32)
+    found = run(case, inputs)
+    without = run(case._replace(shape=replace(shape, has_sinks=False)), inputs)
+    np.testing.assert_allclose(found, expected(case, inputs), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found[:, : 2 * 16], without[:, : 2 * 16])
+    assert np.abs(found[:, 6 * 16 :]).max() < 1e-30
 
 
 def test_rows_behind_the_last_sequence_are_left_alone() -> None:

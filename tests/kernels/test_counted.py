@@ -24,6 +24,7 @@ MODELS = [
     KernelShape(64, 8, 128, 16, "bfloat16", "bfloat16"),
     KernelShape(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
     KernelShape(32, 8, 128, 16, window=4096),
+    KernelShape(64, 8, 64, 16, "bfloat16", "bfloat16", has_sinks=True),
 ]
 
 
@@ -42,7 +43,11 @@ def counted_step(shape: KernelShape, contexts: list[int], tree: tuple[int, ...])
     ("shape", "configuration", "step"),
     [
         (KernelShape(4, 2, 16, 8), SMALL, StepCase((150, 0, 33), (branching(5), chain(1), chain(2)), 0)),
-        (KernelShape(3, 1, 80, 16, window=40), SMALL, StepCase((200, 20), (branching(40), chain(45)), 0)),
+        (
+            KernelShape(3, 1, 80, 16, window=40, has_sinks=True),
+            SMALL,
+            StepCase((200, 20), (branching(40), chain(45)), 0),
+        ),
         (
             KernelShape(2, 2, 16, 32, "bfloat16", "float8_e4m3fn"),
             KernelConfiguration(16, 64, 32, 1, 20, 2, 4, 2),

@@ -48,6 +48,9 @@ shapes = st.sampled_from(
         Shape(4, 2, 24, 16, softcap=50.0),
         Shape(8, 1, 64, 8, 40, half_pool=True, softcap=2.0),
         Shape(2, 2, 4, 32, softcap=0.1),
+        Shape(9, 3, 64, 16, sinks=True),
+        Shape(100, 2, 16, 8, 40, half_pool=True, sinks=True),
+        Shape(8, 1, 24, 32, softcap=2.0, sinks=True),
     ]
 )
 
@@ -184,6 +187,20 @@ def test_another_softcap_is_refused(softcap: float) -> None:
         session(SMOLLM2._replace(softcap=softcap))
 
 
+@pytest.mark.parametrize("instructions", ["best", "avx2"])
+def test_sinks_of_any_size_take_their_share(instructions: str) -> None:
+    """The head that has none has the bits of a model without; far above its scores a sink leaves a head nothing."""
+    shape = SMOLLM2._replace(sinks=True)
+    inputs = make_inputs(shape, Case((130, 5), (chain(40), (-1, 0, 0, 1)), 0))
+    inputs["sinks"] = np.array([-np.inf, -1e30, -90.0, -3.0, 0.0, 3.0, 80.0, 200.0, 1e30], np.float32)
+    with instruction_set(instructions):
+        found = run(shape, inputs)
+        without = run(SMOLLM2, {name: x for name, x in inputs.items() if name != "sinks"})
+    np.testing.assert_allclose(found, oracle_output(shape, inputs), rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(found[:, : 2 * 64], without[:, : 2 * 64])
+    assert np.abs(found[:, 6 * 64 :]).max() < 1e-30
+
+
 BROKEN_CASE = Case((37, 200, 0), (chain(3), (-1, 0, 0, 1, 2), chain(2)), 0)
 
 
@@ -245,13 +262,15 @@ def test_in_step_tokens_stand_in_any_order(tree: tuple[int, ...], seed: int) -> 
         ({"packed_mask": [[1], [3], [3]]}, "packed_mask: a row attends to its ancestors and itself"),
         ({"packed_mask": [[1], [0], [7]]}, "packed_mask: a row attends to its ancestors and itself"),
         ({"packed_mask": [[1], [3]]}, r"packed_mask: \[T, W\]"),
+        ({"sinks": [0.0] * 8}, r"sinks: \[H\]"),
     ],
 )
 def test_inputs_that_break_the_contract_are_refused(changes: dict[str, Any], rule: str) -> None:
-    inputs = make_inputs(SMOLLM2, Case((20,), (chain(3),), 0))
-    changed = {**inputs, **{name: np.array(value, np.int32) for name, value in changes.items()}}
+    shape = SMOLLM2._replace(sinks=True)
+    inputs = make_inputs(shape, Case((20,), (chain(3),), 0))
+    changed = {**inputs, **{name: np.array(value, inputs[name].dtype) for name, value in changes.items()}}
     with pytest.raises(Fail, match=f"TreeAttention: {rule}"):
-        run(SMOLLM2, changed)
+        run(shape, changed)
 
 
 def test_starts_whose_differences_leave_32_bits_are_refused() -> None:

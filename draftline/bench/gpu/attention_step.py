@@ -62,6 +62,7 @@ def place_step(gpu: Gpu, kernels: PluginKernels, step: CountedStep) -> Attention
         "context_lengths": step.context_lengths,
         "sequence_starts": step.sequence_starts,
         "packed_mask": step.packed_mask,
+        "sinks": np.zeros(shape.num_heads, np.float32),
     }
     sizes = {
         "kv_pool": pool_bytes(shape, step),

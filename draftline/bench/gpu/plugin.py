@@ -47,6 +47,7 @@ SHAPES = (
     KernelShape(32, 8, 128, 16, "float16", "float16"),
     KernelShape(8, 2, 96, 32, "bfloat16", "bfloat16", softcap=2.0),
     KernelShape(4, 4, 80, 8, "float16", "float16", window=40),
+    KernelShape(64, 8, 64, 16, "bfloat16", "bfloat16", window=128, has_sinks=True),
 )
 STEPS = (
     StepCase((0,), ((-1,),), 0),
@@ -80,6 +81,7 @@ def check_plugin(call: PartCall) -> None:
             differences = [engine.difference(case) for case in cases]
         what = f"{vendor.title}: {shape.dtype}, {shape.num_heads} / {shape.num_kv_heads} heads of {shape.head_size}"
         what += "".join(f", {name} {getattr(shape, name):g}" for name in ("window", "softcap") if getattr(shape, name))
+        what += ", sinks" if shape.has_sinks else ""
         note = f"{len(STEPS)} steps"
         call.tell(Finding(what, float(np.max(differences)), "largest difference", tolerance(shape.dtype), note))
 
@@ -97,8 +99,10 @@ def attention_graph(shape: KernelShape) -> onnx.ModelProto:
         "context_lengths": ["B"],
         "sequence_starts": ["B_plus_1"],
         "packed_mask": ["T", "W"],
+        "sinks": [heads],
     }
-    types = dict.fromkeys(sizes, TensorProto.INT32) | dict.fromkeys(("q", "k_new", "v_new"), row) | {"kv_pool": pool}
+    types = dict.fromkeys(sizes, TensorProto.INT32) | dict.fromkeys(("q", "k_new", "v_new"), row)
+    types |= {"kv_pool": pool, "sinks": TensorProto.FLOAT}
     inputs = [graph.input(name, types[name], own) for name, own in sizes.items()]
     attributes = {name: getattr(shape, name) for name in SHAPE_FIELDS}
     scales: dict[str, Any] = {"scale": float(size**-0.5), "key_scale": 1.0, "value_scale": 1.0}

@@ -37,6 +37,7 @@ SHAPE_FIELDS: dict[str, type[np.generic]] = {  # attributes that kernels are com
 }
 SCALES = ("scale", "key_scale", "value_scale")  # attributes that a launch is given
 POOL, TABLE, MASK = INPUTS.index("kv_pool"), INPUTS.index("block_table"), INPUTS.index("packed_mask")
+SINKS = INPUTS.index("sinks")
 ROW_TYPES = ("float32", "float16", "bfloat16")
 POOL_TYPES = {name: name for name in ROW_TYPES} | {"int8": "float8_e4m3fn"}  # the bits of its numbers
 KERNELS_FIELD, HASH_FIELD = "kernels", "kernels_sha256"
@@ -85,7 +86,8 @@ class TreeAttentionPlugin:
             return tensor.type == tensors[0].desc.type and self._name(tensor.type) in ROW_TYPES
         if position == POOL:
             return self._name(tensor.type) in POOL_TYPES
-        return bool(tensor.type == self.vendor.module.DataType.INT32)
+        types = self.vendor.module.DataType
+        return bool(tensor.type == (types.FLOAT if position == SINKS else types.INT32))
 
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._check_types([tensor.desc.type for tensor in inputs])
@@ -148,7 +150,12 @@ class TreeAttentionPlugin:
 
     def _check_types(self, types: Sequence[object]) -> None:
         names = self._name(types[0]), POOL_TYPES.get(self._name(types[POOL]) or "")
-        shape = KernelShape(**self.attributes, dtype=cast(Dtype, names[0]), kv_dtype=cast(KvDtype, names[1]))
+        shape = KernelShape(
+            **self.attributes,
+            dtype=cast(Dtype, names[0]),
+            kv_dtype=cast(KvDtype, names[1]),
+            has_sinks=self.kernels.shape.has_sinks,
+        )
         self.kernels.check_shape(shape, self.layer)
 
 

@@ -18,7 +18,9 @@ from draftline.kernels.shape import KernelConfiguration, KernelShape
 
 MAGIC = b"draftline-kernels-1\n"
 ATTENTION_KERNELS = ("tree_attention", "tree_attention_reduce")
-INPUTS = ("q", "k_new", "v_new", "kv_pool", "block_table", "context_lengths", "sequence_starts", "packed_mask")
+INPUTS = (
+    "q", "k_new", "v_new", "kv_pool", "block_table", "context_lengths", "sequence_starts", "packed_mask", "sinks"
+)  # fmt: skip
 POINTERS = (*INPUTS, "out", "workspace")
 SCRATCH = ("global_scratch", "profile_scratch")  # the compiler's; null
 FLOATS = ("scale", "key_scale", "value_scale")

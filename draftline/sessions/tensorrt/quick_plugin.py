@@ -80,6 +80,7 @@ class QuickPlugin:
             **{name: attributes[name] for name in SHAPE_FIELDS},
             dtype=kernels.shape.dtype,
             kv_dtype=kernels.shape.kv_dtype,
+            has_sinks=kernels.shape.has_sinks,
         )
         kernels.check_shape(shape, PLUGIN_ID)
         (kernel,) = kernels.compiled

@@ -240,8 +240,9 @@ void merge(float* total, const float* part, size_t head_size) {
   max_and_sum[0] = new_max;
 }
 
-void finish(const float* total, size_t head_size, float* out) {
-  const F16 sum_of_weights = set(total[padded_head_size(head_size) + 1]);
+void finish(const float* total, size_t head_size, float sink, float* out) {
+  const float* max_and_sum = total + padded_head_size(head_size);
+  const F16 sum_of_weights = add(set(max_and_sum[1]), exp(sub(set(sink), set(max_and_sum[0]))));
   for (size_t d = 0; d < head_size; d += kLanes) {
     const int count = static_cast<int>(head_size - d < kLanes ? head_size - d : kLanes);
     store_first(out + d, div(load(total + d), sum_of_weights), count);

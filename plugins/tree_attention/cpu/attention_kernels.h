@@ -37,8 +37,9 @@ struct AttentionKernels {
 
   // total = total and then part.
   void (*merge)(float* total, const float* part, size_t head_size);
-  // out = the values' sums over the sum of weights.
-  void (*finish)(const float* total, size_t head_size, float* out);
+  // out = the values' sums over the sum of weights, that of the sink, exp(sink - max), among them. A sum is 1 at least,
+  // so that the smallest that exp() gives, that of -infinity, changes no bit.
+  void (*finish)(const float* total, size_t head_size, float sink, float* out);
 
   // Rounds to halves, to even.
   void (*round_to_halves)(const float* from, size_t count, uint16_t* to);

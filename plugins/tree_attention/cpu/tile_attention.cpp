@@ -82,10 +82,11 @@ void TileAttention::weigh(int64_t chunk, float* partials) {
 }
 
 void TileAttention::finish(const float* totals) const {
+  const float* sinks = in_.sinks + part_.first_head;
   for (int64_t r = 0; r < tile_.num_rows; ++r) {
     float* row = in_.out + ((tile_.first_row + r) * in_.num_heads + part_.first_head) * in_.head_size;
     for (int64_t h = 0; h < part_.num_heads; ++h, totals += stride_) {
-      in_.kernels->finish(totals, size_, row + h * in_.head_size);
+      in_.kernels->finish(totals, size_, sinks[h], row + h * in_.head_size);
     }
   }
 }

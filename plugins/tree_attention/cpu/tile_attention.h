@@ -13,6 +13,7 @@ constexpr size_t kAhead = 32;           // rows of keys or values fetched ahead 
 struct AttentionTensors {
   const float* q;
   const char *k_new, *v_new, *kv_pool;
+  const float* sinks;
   float* out;
   int64_t num_heads, num_kv_heads, head_size, block_size;
   size_t element_size;

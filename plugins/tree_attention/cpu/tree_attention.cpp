@@ -157,6 +157,7 @@ void TreeAttention::compute(Call& call) const {
   static thread_local Plan plan;
   const Tensor q = call.input(0), k_new = call.input(1), v_new = call.input(2), kv_pool = call.input(3);
   const Tensor table = call.input(4), contexts = call.input(5), starts = call.input(6), mask = call.input(7);
+  const Tensor sinks = call.input(8);
   const int64_t num_rows = q.dims[0], num_sequences = contexts.dims[0];
   require(has_dims(q, {num_rows, num_heads_, head_size_}), "q: [T, H, D]");
   require(has_dims(k_new, {num_rows, num_kv_heads_, head_size_}), "k_new: [T, K, D]");
@@ -168,6 +169,7 @@ void TreeAttention::compute(Call& call) const {
   require(has_dims(contexts, {num_sequences}) && has_dims(starts, {num_sequences + 1}),
           "context_lengths: [B]; sequence_starts: [B + 1]");
   require(has_dims(mask, {num_rows, mask.dims[1]}), "packed_mask: [T, W]");
+  require(has_dims(sinks, {num_heads_}), "sinks: [H]");
 
   const int64_t group = num_heads_ / num_kv_heads_, most = static_cast<int64_t>(kMaxTileQueries);
   const int64_t tile_rows = std::max<int64_t>(1, std::min(kMaxTileRows, most / std::min(group, most)));
@@ -179,6 +181,7 @@ void TreeAttention::compute(Call& call) const {
                       k_new.as<char>(),
                       v_new.as<char>(),
                       kv_pool.as<char>(),
+                      sinks.as<float>(),
                       call.output<float>(0, std::array{num_rows, num_heads_ * head_size_}),
                       num_heads_,
                       num_kv_heads_,

@@ -8,10 +8,10 @@ namespace draftline {
 class TreeAttention {
  public:
   static constexpr const char* kName = "TreeAttention";
-  static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat, ort::kFloat, ort::kUndefined,
-                                                 ort::kInt32, ort::kInt32, ort::kInt32, ort::kInt32};
+  static constexpr ort::ElementType kInputs[] = {ort::kFloat, ort::kFloat, ort::kFloat, ort::kUndefined, ort::kInt32,
+                                                 ort::kInt32, ort::kInt32, ort::kInt32, ort::kFloat};
   static constexpr ort::ElementType kOutputs[] = {ort::kFloat};
-  static constexpr size_t kNumRequired = 8;
+  static constexpr size_t kNumRequired = 9;
 
   explicit TreeAttention(const Attributes& attributes);
   void compute(Call& call) const;

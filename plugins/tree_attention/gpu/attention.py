@@ -125,6 +125,7 @@ def tree_attention(
     context_lengths,
     sequence_starts,
     packed_mask,
+    sinks,
     out,
     workspace,
     scale,
@@ -143,6 +144,7 @@ def tree_attention(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     KV_IS_FLOAT8: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -187,6 +189,11 @@ def tree_attention(
     score_scale = scale * key_scale / SOFTCAP if SOFTCAP > 0 else scale * key_scale * LOG2_E
     row_max = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - the compiler's, the inner one the program's
+        if section == sections - 1:  # the one with keys for every row
+            own_sinks = tl.load(sinks + kv_head * GROUP + tile_rows % GROUP, mask=is_row, other=float("-inf"))
+            row_max = own_sinks * LOG2_E
+            row_sum = tl.where(own_sinks > float("-inf"), 1.0, 0.0)
     queries = load_parts(q, places, is_row, HEAD_SIZE, PART, LAST_PART)
     values = ()
     for part in tl.static_range(PARTS):

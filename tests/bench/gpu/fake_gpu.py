@@ -208,6 +208,7 @@ class FakeLibrary:
             context_lengths=self._array(values["context_lengths"], np.int32, sequences),
             sequence_starts=self._array(values["sequence_starts"], np.int32, sequences + 1),
             packed_mask=self._array(values["packed_mask"], np.int32, tokens, values["mask_words"]),
+            sinks=self._array(values["sinks"], np.float32, heads) if shape.has_sinks else None,
             scale=values["scale"],
             window=shape.window,
             softcap=shape.softcap,

@@ -75,7 +75,7 @@ class FakeContext:
         assert stream_handle == STREAM
         assert set(self._addresses) == {*self._sizes, "out"}
         row, pool = NUMPY_DTYPES[self._shape.dtype], NUMPY_DTYPES[self._shape.kv_dtype]
-        types = dict.fromkeys(("q", "k_new", "v_new"), row) | {"kv_pool": pool}
+        types = dict.fromkeys(("q", "k_new", "v_new"), row) | {"kv_pool": pool, "sinks": np.float32}
         arrays = {
             name: self._library._array(self._addresses[name], types.get(name, np.int32), *size)
             for name, size in self._sizes.items()

@@ -14,7 +14,7 @@ import pytest
 from draftline.bench.gpu.plugin import attention_graph
 from draftline.errors import BuildError
 from draftline.graphs.tensorrt_operators import NetworkDtype
-from draftline.kernels.cases import StepCase, make_step
+from draftline.kernels.cases import StepCase, make_step, random_sinks
 from draftline.kernels.shape import KernelShape
 from draftline.sessions.engine_config import DraftMethod, PoolScales
 from draftline.sessions.tensorrt import layer_functions, network_check
@@ -144,12 +144,13 @@ def test_rows_that_overflow_float16_are_refused(tmp_path: Path) -> None:
         run_check(tmp_path, "gemma3", "float16")
 
 
-def test_a_softcap_reaches_the_plugin(tmp_path: Path) -> None:
-    shape = KernelShape(4, 2, 16, 8, "float32", "float32", softcap=2.0)
+def test_a_softcap_and_sinks_reach_the_plugin(tmp_path: Path) -> None:
+    shape = KernelShape(4, 2, 16, 8, "float32", "float32", softcap=2.0, has_sinks=True)
     file = tmp_path / "attention.onnx"
     onnx.save(attention_graph(shape), file)
     step = StepCase((40, 3), ((-1, 0, 0), (-1, 0)), 0)
     feeds = make_step(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, step)
+    feeds["sinks"] = random_sinks(shape.num_heads, 0)
     with ExitStack() as opened:
         network = parse_network(rtx(), file, (fake_kernels(shape),), lambda line: None, opened)
         found = evaluate_network(network, feeds)["out"]

@@ -70,14 +70,14 @@ def test_scales_of_a_float8_pool_are_those_of_the_layer(tmp_path: Path, monkeypa
     calls: list[AttentionCall] = []
     monkeypatch.setattr(plugin_module, "run_attention", calls.append)
     creator = register_plugin(rtx())
-    shapes = [(7, 4, 16), (7, 2, 16), (7, 2, 16), (24, 2, 2, 16, 16), (3, 5), (3,), (4,), (7, 2)]
+    shapes = [(7, 4, 16), (7, 2, 16), (7, 2, 16), (24, 2, 2, 16, 16), (3, 5), (3,), (4,), (7, 2), (4,)]
     with ExitStack() as opened:
         network = parse_tiny(graphs, opened)
         for kind, layer in layers_of(network):
             if kind == "PLUGIN_V3":
                 fields: Any = layer.plugin.get_fields_to_serialize()
                 copy: Any = creator.create_plugin("copy", list(fields), rtx().module.TensorRTPhase.RUNTIME)
-                copy.enqueue([SimpleNamespace(dims=shape) for shape in shapes], [], list(range(8)), [8], 9, 10)
+                copy.enqueue([SimpleNamespace(dims=shape) for shape in shapes], [], list(range(9)), [9], 10, 11)
     assert [(call.key_scale, call.value_scale) for call in calls] == list(scales)
 
 
@@ -87,7 +87,7 @@ def test_a_softcap_is_compiled_into_the_kernels(tmp_path: Path) -> None:
     file = tmp_path / "attention.onnx"
     onnx.save(attention_graph(shape), file)
     creator = register_plugin(rtx())
-    half = [SimpleNamespace(desc=SimpleNamespace(type=rtx().module.DataType.HALF))] * 8
+    half = [SimpleNamespace(desc=SimpleNamespace(type=rtx().module.DataType.HALF))] * 9
 
     def copy_of_parsed(kernels: KernelShape) -> TreeAttentionPlugin:
         with ExitStack() as opened:
@@ -99,7 +99,7 @@ def test_a_softcap_is_compiled_into_the_kernels(tmp_path: Path) -> None:
             )
 
     copy_of_parsed(shape).configure_plugin(half, [])
-    with pytest.raises(BuildError, match=r"has the shape of the kernels, .*softcap=0\.0\); got .*softcap=0\.1"):
+    with pytest.raises(BuildError, match=r"has the shape of the kernels, .*softcap=0\.0, .*\); got .*softcap=0\.1"):
         copy_of_parsed(replace(shape, softcap=0.0)).configure_plugin(half, [])
 
 
@@ -188,39 +188,47 @@ def test_kernels_are_those_of_the_layers(tmp_path: Path) -> None:
         plugin = next(layer.plugin for kind, layer in layers_of(network) if kind == "PLUGIN_V3")
         half = rtx().module.DataType.HALF
         with pytest.raises(BuildError, match=r"has the shape of the kernels, .*bfloat16.*; got .*float16"):
-            plugin.configure_plugin([SimpleNamespace(desc=SimpleNamespace(type=half))] * 8, [])
+            plugin.configure_plugin([SimpleNamespace(desc=SimpleNamespace(type=half))] * 9, [])
 
 
 def test_formats_are_linear_and_of_fitting_types(tmp_path: Path) -> None:
     module = rtx().module
     types, linear = module.DataType, module.TensorFormat.LINEAR
-    right = [*[types.HALF] * 3, types.INT8, *[types.INT32] * 4, types.HALF]
+    right = [*[types.HALF] * 3, types.INT8, *[types.INT32] * 4, types.FLOAT, types.HALF]
 
     def tensors(changed: int, data_type: Any, tensor_format: Any = linear) -> list[Any]:
         kinds = [data_type if index == changed else kind for index, kind in enumerate(right)]
         return [SimpleNamespace(desc=SimpleNamespace(type=kind, format=tensor_format)) for kind in kinds]
 
-    wrong_types = {1: types.FLOAT, 2: types.INT8, 3: types.FP8, 4: types.INT64, 7: types.HALF, 8: types.FLOAT}
+    wrong_types = {
+        1: types.FLOAT,
+        2: types.INT8,
+        3: types.FP8,
+        4: types.INT64,
+        7: types.HALF,
+        8: types.HALF,
+        9: types.FLOAT,
+    }
     with ExitStack() as opened:
         plugin = plugins_of(tmp_path, opened)[0]
-        for position in range(9):
-            assert plugin.supports_format_combination(position, tensors(-1, None), 8)
-            assert not plugin.supports_format_combination(position, tensors(-1, None, module.TensorFormat.CHW4), 8)
+        for position in range(10):
+            assert plugin.supports_format_combination(position, tensors(-1, None), 9)
+            assert not plugin.supports_format_combination(position, tensors(-1, None, module.TensorFormat.CHW4), 9)
         for position, wrong in wrong_types.items():
-            assert not plugin.supports_format_combination(position, tensors(position, wrong), 8)
+            assert not plugin.supports_format_combination(position, tensors(position, wrong), 9)
 
 
 def test_a_call_goes_to_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[AttentionCall] = []
     monkeypatch.setattr(plugin_module, "run_attention", calls.append)
-    shapes = [(7, 4, 128), (7, 2, 128), (7, 2, 128), (24, 2, 2, 16, 128), (3, 5), (3,), (4,), (7, 2)]
+    shapes = [(7, 4, 128), (7, 2, 128), (7, 2, 128), (24, 2, 2, 16, 128), (3, 5), (3,), (4,), (7, 2), (4,)]
     with ExitStack() as opened:
         plugin = plugins_of(tmp_path, opened)[0]
-        plugin.enqueue([SimpleNamespace(dims=shape) for shape in shapes], [], list(range(1, 9)), [9], 10, 11)
+        plugin.enqueue([SimpleNamespace(dims=shape) for shape in shapes], [], list(range(1, 10)), [10], 11, 12)
         (call,) = calls
         assert (call.num_tokens, call.num_sequences, call.max_blocks, call.mask_words) == (7, 3, 5, 2)
-        assert (call.pointers["q"], call.pointers["packed_mask"], call.pointers["out"]) == (1, 8, 9)
-        assert (call.pointers["workspace"], call.stream, call.scale) == (10, 11, plugin.scales["scale"])
+        assert [call.pointers[name] for name in ("q", "packed_mask", "sinks", "out")] == [1, 8, 9, 10]
+        assert (call.pointers["workspace"], call.stream, call.scale) == (11, 12, plugin.scales["scale"])
         assert call.kernels is plugin.kernels
 
 

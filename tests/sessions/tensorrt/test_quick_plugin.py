@@ -54,6 +54,7 @@ SIZES = {
     "context_lengths": ("B",),
     "sequence_starts": ("B_plus_1",),
     "packed_mask": ("T", "W"),
+    "sinks": ("H",),
 }
 SHAPE = KernelShape(8, 2, 64, 16)
 
@@ -66,7 +67,7 @@ def kernel_of(shape: KernelShape, architecture: int = 89) -> CompiledKernel:
         architecture=architecture,
         entry="quick_entry",
         cubin=b"",
-        ptx=f".visible .entry quick_entry(\n{parameters}\n)\n.reqntid 128\n{{\n\tld.param.u64 %rd1, [p_15];\n}}",
+        ptx=f".visible .entry quick_entry(\n{parameters}\n)\n.reqntid 128\n{{\n\tld.param.u64 %rd1, [p_16];\n}}",
         shared_bytes=MAX_SHARED_BYTES,
         num_warps=4,
         num_registers=128,
@@ -112,7 +113,7 @@ def test_the_launch_is_ours_for_all_sizes(
     words: int,
 ) -> None:
     """The vendor evaluates the expressions; ``attention_launches`` says what we launch with these numbers."""
-    shape = KernelShape(*heads, 16, window=window, softcap=softcap)
+    shape = KernelShape(*heads, 16, window=window, softcap=softcap, has_sinks=window > 0)
     kernel, (plugin, module) = kernel_of(shape), registered()
     scales = (0.11785113, 2.0**-4, 8.0)
     with plugin.building([PluginKernels(shape, (kernel,))]):
@@ -136,9 +137,9 @@ def test_arguments_are_inputs_then_integers_then_outputs() -> None:
     """The order in which the vendor passes them."""
     kinds = list(SIGNATURES[QUICK].values())
     names = list(SIGNATURES[QUICK])
-    assert names[:8] == list(SIZES)
-    assert kinds[8:15] == ["i32"] * 7
-    assert names[15:] == ["out"]
+    assert names[:9] == list(SIZES)
+    assert kinds[9:16] == ["i32"] * 7
+    assert names[16:] == ["out"]
 
 
 def test_a_layer_of_another_shape_is_refused() -> None:
@@ -156,10 +157,10 @@ def test_a_layer_of_another_shape_is_refused() -> None:
 def test_scratch_is_dropped_where_nobody_reads_it() -> None:
     kernel = kernel_of(SHAPE)
     ptx = drop_scratch(kernel)
-    assert re.findall(r"\.param \.u64 (\w+)", ptx) == [f"p_{index}" for index in range(16)]
+    assert re.findall(r"\.param \.u64 (\w+)", ptx) == [f"p_{index}" for index in range(17)]
     assert ptx.endswith(kernel.ptx[kernel.ptx.index("\n.reqntid") :])
-    with pytest.raises(BuildError, match=r"reads none of them; got p_17 is read; "):
-        drop_scratch(replace(kernel, ptx=kernel.ptx.replace("[p_15]", "[p_17]")))
+    with pytest.raises(BuildError, match=r"reads none of them; got p_18 is read; "):
+        drop_scratch(replace(kernel, ptx=kernel.ptx.replace("[p_16]", "[p_18]")))
     with pytest.raises(BuildError, match="got no entry other; "):
         drop_scratch(replace(kernel, entry="other"))
     with pytest.raises(BuildError, match="ends in the parameters global_scratch and profile_scratch"):
@@ -167,7 +168,7 @@ def test_scratch_is_dropped_where_nobody_reads_it() -> None:
 
 
 def test_real_ptx_without_scratch_assembles(tmp_path: Path) -> None:
-    """The compiler's own code, with 16 parameters, through its assembler; in as much memory as a launch has."""
+    """The compiler's own code, with 17 parameters, through its assembler; in as much memory as a launch has."""
     kernels = compile_quick_plugin_kernels(KernelShape(4, 2, 64, 16), 89, tmp_path / "cache")
     (kernel,) = kernels.compiled
     assert kernel.configuration.max_sections == 1
@@ -206,9 +207,10 @@ def run_quick(
     return result
 
 
-def test_the_kernel_agrees_with_the_oracle() -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_the_kernel_agrees_with_the_oracle(has_sinks: bool) -> None:
     """A tree behind a context of several sections' length, which one program takes here."""
-    shape = KernelShape(4, 2, 16, 8)
+    shape = KernelShape(4, 2, 16, 8, has_sinks=has_sinks)
     case = KernelCase(shape, replace(SMALL, max_sections=1), Case((150, 0), (branching(5), chain(2)), 0))
     inputs = kernel_inputs(case)
     found = interpreted(run_quick, shape, case.configuration, inputs, (case.scale, 1.0, 1.0))
