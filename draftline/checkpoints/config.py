@@ -56,6 +56,7 @@ class CheckpointConfig:
     query_pre_attn_scalar: float | None = None  # scores are divided by its root; None = head_size
     attention_softcap: float | None = None  # of scores
     logit_softcap: float | None = None
+    attention_sinks: bool = False  # attention.sinks: a score of each head beside those of its keys (gpt-oss)
     rotary_fraction: float = 1.0  # the share of a head that is rotated, its first elements
     local_rotary_base: float | None = None  # of layers with the window, which scale nothing; None = as the others
 

@@ -92,6 +92,7 @@ def _describe_model(path: Path) -> Iterator[str]:
         f"the embedding times {config.embedding_scale:g}": config.embedding_scale != 1,
         f"scores over the root of {config.query_pre_attn_scalar or 0:g}": config.query_pre_attn_scalar is not None,
         f"scores capped at {config.attention_softcap or 0:g}": config.attention_softcap is not None,
+        "sinks in attention": config.attention_sinks,
         f"logits capped at {config.logit_softcap or 0:g}": config.logit_softcap is not None,
     }
     if any(differences.values()):

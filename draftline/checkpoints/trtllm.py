@@ -40,6 +40,7 @@ FIELDS_OF_SOME = (
     "post_norms",
     "query_pre_attn_scalar",
     "attention_softcap",
+    "attention_sinks",
     "logit_softcap",
     "rotary_fraction",
     "local_rotary_base",
@@ -168,6 +169,7 @@ def parse_config(raw: JsonObject) -> CheckpointConfig:
         query_pre_attn_scalar=raw.optional_number("query_pre_attn_scalar"),
         attention_softcap=raw.optional_number(KEYS["attention_softcap"]),
         logit_softcap=raw.optional_number(KEYS["logit_softcap"]),
+        attention_sinks=raw.flag("attention_sinks", False),
         rotary_fraction=raw.number(KEYS["rotary_fraction"], 1.0),
         local_rotary_base=raw.optional_number(KEYS["local_rotary_base"]),
     )

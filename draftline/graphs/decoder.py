@@ -164,7 +164,7 @@ class Decoder:
         if config.qk_norm:
             norms = HeadNorms(*(self.norm_weight(f"{prefix}.{x}_layernorm.weight") for x in "qk"))
         q, k, v = self.operators.rotated_heads(self.graph, qkv, self._heads, rotary, norms, config.norm_epsilon)
-        attended = self._attend(q, k, v)
+        attended = self._attend(q, k, v, self._sinks(prefix))
         return self.linear.emit(attended, f"{prefix}.dense", num_heads * size, config.hidden_size, config.dense_bias)
 
     @property
@@ -172,7 +172,14 @@ class Decoder:
         """The number of the layer that is being appended."""
         return len(self._kv_rows) // 2
 
-    def _attend(self, q: str, k: str, v: str) -> str:
+    def _sinks(self, prefix: str) -> str:
+        """Return a layer's sinks ``[H] float32``, -inf where the model has none."""
+        if not self.config.attention_sinks:
+            return self.graph.constant(np.full(self._heads.num_heads, -np.inf, np.float32), "no_sinks")
+        name = f"{prefix}.sinks"
+        return self.graph.cast(self.weight(name), self.weights[name].onnx_type, TensorProto.FLOAT)
+
+    def _attend(self, q: str, k: str, v: str, sinks: str) -> str:
         layer, (num_heads, num_kv_heads, size) = self._layer, self._heads
         pool_shape: list[int | str] = ["num_blocks", 2, num_kv_heads, self._pool.block_size, size]
         pool = self.graph.input(f"kv_pool.{layer}", self._pool.onnx_type, pool_shape)
@@ -190,7 +197,7 @@ class Decoder:
             v,
             pool,
             *self._attention_inputs,
-            self.graph.constant(np.full(num_heads, -np.inf, np.float32), "no_sinks"),
+            sinks,
             domain=DRAFTLINE,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

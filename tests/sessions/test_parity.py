@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
+from draftline.checkpoints.trtllm import WEIGHTS_FILE
 from draftline.generation import load_engine
 from draftline.sessions.native_kernels import Kernels
 from tests.sessions.tiny_engines import Text, build_tiny_engine, open_tiny_session, run_text
@@ -177,3 +179,21 @@ def test_logits_and_greedy_ids_equal_those_of_transformers(tmp_path: Path, kerne
     assert len(expected_ids) > 8, "the test generates enough"
     with load_engine(engine) as loaded:
         assert list(loaded.generate([prompt], max_tokens=NUM_GENERATED)[0].token_ids) == expected_ids
+
+
+def test_sinks_are_those_of_gpt_oss(tmp_path: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama's network with its attention: each layer and head has a sink of its own."""
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "llama", heads=8, head_dim=24)
+    engine = build_tiny_engine(tmp_path, checkpoint, kernels=kernels, sinks=True)
+    model = load_reference(checkpoint, "float32")
+    attention = transformers.models.gpt_oss.modeling_gpt_oss.eager_attention_forward
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "eager_attention_forward", attention)
+    weights = load_file(tmp_path / "converted-float32" / WEIGHTS_FILE)
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.sinks = torch.from_numpy(weights[f"transformer.layers.{index}.attention.sinks"])
+    prompt = np.random.default_rng(1).integers(3, 260, 150).tolist()
+    expected, expected_ids = run_reference(model, prompt, token_by_token=False)
+    session = open_tiny_session(engine)
+    logits = run_text(session, Text(list(range(40, 56))), [*prompt, *expected_ids[:-1]], None)
+    session.close()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)

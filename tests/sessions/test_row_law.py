@@ -59,8 +59,11 @@ CASES = [
     ("gemma3", "int8", 1, "float32"),
     ("gemma2", "float32", 2, "float32"),
     ("phi4-mini", "int8", 2, "float32"),
+    ("sinks", "float32", 2, "float16"),
+    ("sinks", "int8", 1, "float32"),
 ]
 MODELS |= {"gemma2": {"architecture": "gemma2", "head_dim": 24}, "gemma3": GEMMA3, "phi4-mini": PHI4_MINI}
+MODELS["sinks"] = {"architecture": "mistral", "heads": 6, "head_dim": 24, "extra_config": {"sliding_window": 40}}
 LENGTHS = (1, 2, 17, 40, 129, 170)
 BLOCKS_PER_TEXT = 12
 
@@ -89,7 +92,8 @@ def bench(
         pytest.skip("ONNX Runtime's products break the law for heads of this size")
     directory = tmp_path_factory.mktemp(f"{model}-{dtype}")
     checkpoint = write_tiny_checkpoint(directory / "checkpoint", **MODELS[model])
-    engine = build_tiny_engine(directory, checkpoint, weights_dtype=dtype, pool_dtype=pool_dtype, kernels=kernels)
+    options: dict[str, Any] = {"weights_dtype": dtype, "pool_dtype": pool_dtype, "kernels": kernels}
+    engine = build_tiny_engine(directory, checkpoint, **options, sinks=model == "sinks")
     bench = Bench(engine, MODELS[model].get("vocab_size", 320), num_threads)
     yield bench
     bench.session.close()

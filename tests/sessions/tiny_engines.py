@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.convert import convert_checkpoint
 from draftline.checkpoints.drafts import convert_head
-from draftline.checkpoints.trtllm import load_checkpoint_config
+from draftline.checkpoints.dtypes import numpy_dtype
+from draftline.checkpoints.safetensors_file import TensorEntry, tensor_locations, write_safetensors
+from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE, load_checkpoint_config, write_checkpoint_config
 from draftline.sessions.engine_config import DraftMethod, PoolDtype, load_engine_config
 from draftline.sessions.native_kernels import Kernels
 from draftline.sessions.onnxruntime_builder import DraftSource, build_engine
@@ -41,14 +44,18 @@ def build_tiny_engine(
     acceptance: Acceptance = EXACT,
     captured_layers: Sequence[int] | None = None,
     draft_weights_dtype: str | None = None,
+    sinks: bool = False,
 ) -> Path:
     """Convert ``checkpoint`` and the published checkpoints of ``drafts``, and build their engine below ``directory``.
 
+    ``sinks``: attention has random ones, which the published checkpoint has not.
     Returns the engine's folder.
     """
     converted, engine = directory / f"converted-{dtype}", directory / f"engine-{weights_dtype}-{num_threads}"
     if not converted.exists():
         convert_checkpoint(checkpoint, converted, dtype, lambda done, total: None)
+        if sinks:
+            add_sinks(converted)
     sources = [
         DraftSource(
             method,
@@ -78,6 +85,27 @@ def build_tiny_engine(
         captured_layers=captured_layers,
     )
     return engine
+
+
+def add_sinks(converted: Path) -> None:
+    """Give every layer of a converted checkpoint random sinks, about as large as scores."""
+    config, random, file = load_checkpoint_config(converted), np.random.default_rng(0), converted / WEIGHTS_FILE
+    whole = file.read_bytes()
+    tensors = {
+        name: TensorEntry(name, at.dtype, at.shape, partial(_part, whole, at.byte_offset, at.num_bytes))
+        for name, at in tensor_locations(file).items()
+    }
+    for layer in range(config.num_hidden_layers):
+        name = f"transformer.layers.{layer}.attention.sinks"
+        sinks = random.normal(0, 2, config.num_attention_heads).astype(numpy_dtype(config.dtype)).tobytes()
+        entry = TensorEntry(name, config.dtype, (config.num_attention_heads,), partial(_part, sinks, 0, len(sinks)))
+        tensors[name] = entry
+    write_safetensors(file, list(tensors.values()), {})
+    write_checkpoint_config(converted / CONFIG_FILE, replace(config, attention_sinks=True))
+
+
+def _part(whole: bytes, first: int, count: int) -> list[bytes]:
+    return [whole[first : first + count]]
 
 
 def convert_tiny_draft(directory: Path, method: DraftMethod, source: Path, target: Path, dtype: str) -> Path:

@@ -156,8 +156,8 @@ def kernel_shapes(
     """
     windows = sorted({layers.window(layer) for layer in range(layers.num_hidden_layers)})
     heads = layers.num_attention_heads, layers.num_key_value_heads, layers.head_size
-    softcap = layers.attention_softcap or 0.0
-    return tuple(KernelShape(*heads, block_size, dtype, pool_dtype, window, softcap) for window in windows)
+    others = layers.attention_softcap or 0.0, layers.attention_sinks
+    return tuple(KernelShape(*heads, block_size, dtype, pool_dtype, window, *others) for window in windows)
 
 
 def check_checkpoint_dtype(where: str, found: str, dtype: NetworkDtype) -> None:

@@ -36,6 +36,7 @@ from tests.sessions.tensorrt.plans import (
     parse_tiny,
     rtx,
 )
+from tests.sessions.tiny_engines import add_sinks
 from tests.tiny_checkpoints import Architecture
 
 IDS = list(range(5, 300, 3))
@@ -51,8 +52,11 @@ def run_check(
     methods: tuple[DraftMethod, ...] = (),
     weights_dtype: str | None = None,
     pool_scales: PoolScales = (),
+    sinks: bool = False,
 ) -> tuple[NetworkReport, ...]:
     converted, drafts = convert_tiny(directory, architecture, dtype, methods)
+    if sinks:
+        add_sinks(converted)
     (directory / "scratch").mkdir()
     return check_networks(
         rtx(),
@@ -142,6 +146,13 @@ def test_rows_that_overflow_float16_are_refused(tmp_path: Path) -> None:
         BuildError, match=r"target: rows of Gemma3ForCausalLM need more .* set target.dtype to bfloat16"
     ):
         run_check(tmp_path, "gemma3", "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sinks_agree(tmp_path: Path, dtype: NetworkDtype) -> None:
+    """They are float32 where they are read; a drafter has none."""
+    for report in run_check(tmp_path, "llama", dtype, ("eagle3",), sinks=True):
+        assert max(report.differences.values()) < TIGHT[dtype], report.differences
 
 
 def test_a_softcap_and_sinks_reach_the_plugin(tmp_path: Path) -> None:
