@@ -62,6 +62,14 @@ def test_a_softcap_spills_nothing(head_size: int, architecture: int) -> None:
     assert kernel.spill_bytes == 0
 
 
+@pytest.mark.parametrize(("window", "architecture"), [(0, 90), (128, 80)])
+def test_sinks_spill_nothing(window: int, architecture: int) -> None:
+    """Of gpt-oss's layers."""
+    shape = KernelShape(64, 8, 64, 16, "bfloat16", "bfloat16", window, has_sinks=True)
+    kernel = compile_kernel("tree_attention", shape, default_configuration(shape, architecture), architecture)
+    assert kernel.spill_bytes == 0
+
+
 def test_arguments_are_those_of_the_contract(kernels: tuple[CompiledKernel, ...]) -> None:
     """And the PTX has as many parameters, of these sizes."""
     sizes = {"pointer": ".u64", "int64": ".u64", "int32": ".u32", "float32": ".f32"}
