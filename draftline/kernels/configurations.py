@@ -40,7 +40,8 @@ def largest_tile(shape: KernelShape, architecture: int) -> Tile:
     if size > 128:
         return Tile(64, 32) if has_matrix_units else Tile(32, 32, 3 if is_windowed else 2)
     is_crowded = is_windowed or (shape.softcap > 0 and architecture == 80 and 80 < size < 128)
-    return Tile(64, 32 if is_crowded else 64, 3 if architecture == 100 and 80 < size < 128 else 2)
+    needs_stage = architecture == 100 and (80 < size < 128 or (size <= 64 and not is_crowded and not shape.softcap))
+    return Tile(64, 32 if is_crowded else 64, 3 if needs_stage else 2)
 
 
 def _float32_tile(size: int, architecture: int) -> Tile:

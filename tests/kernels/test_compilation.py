@@ -62,9 +62,9 @@ def test_a_softcap_spills_nothing(head_size: int, architecture: int) -> None:
     assert kernel.spill_bytes == 0
 
 
-@pytest.mark.parametrize(("window", "architecture"), [(0, 90), (128, 80)])
+@pytest.mark.parametrize(("window", "architecture"), [(0, 100), (128, 80)])
 def test_sinks_spill_nothing(window: int, architecture: int) -> None:
-    """Of gpt-oss's layers."""
+    """Of gpt-oss's layers; the first would on 10.0 with two stages, as without sinks."""
     shape = KernelShape(64, 8, 64, 16, "bfloat16", "bfloat16", window, has_sinks=True)
     kernel = compile_kernel("tree_attention", shape, default_configuration(shape, architecture), architecture)
     assert kernel.spill_bytes == 0
