@@ -14,7 +14,18 @@ from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
 
 Architecture = Literal[
-    "llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"
+    "llama",
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
 ]
 CLASS_NAMES = {
     "llama": "LlamaForCausalLM",
@@ -28,6 +39,7 @@ CLASS_NAMES = {
     "phi3": "Phi3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it is not the architecture's name here
 WINDOW = 24
@@ -59,7 +71,23 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "use_sliding_window": False,
     },
+    "gpt_oss": {
+        "attention_bias": True,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 1.0,
+    },
     "phi3": {"pad_token_id": 0, "original_max_position_embeddings": 512, "sliding_window": None},
+}
+# Where rope_scaling is none: its class would scale as the published model does, by a factor of 32.
+GPT_OSS_SCALING = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
 }
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "t"), ("Ġt", "he"), ("i", "n"), ("a", "n"))
@@ -96,6 +124,8 @@ def write_tiny_checkpoint(
     tensors. The tokenizer has ``NUM_TOKENS`` ids, ``<|im_end|>`` (2) ends a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    if architecture == "gpt_oss" and rope_scaling is None:
+        rope_scaling = GPT_OSS_SCALING
     size_of_head = head_dim or (128 if architecture == "qwen3" else hidden_size // heads)
     config: dict[str, Any] = {
         "architectures": [CLASS_NAMES[architecture]],
@@ -155,6 +185,14 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
             for name, rows, columns in zip(names, (size, size, hidden), (hidden, hidden, size), strict=True):
                 add_linear(f"{prefix}.experts.{expert}.{name}", rows, columns, False)
 
+    def add_stacked_experts(prefix: str, count: int) -> None:
+        add_linear(f"{prefix}.router", count, hidden, True)
+        for name, rows, columns in (("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)):
+            matrices = generator.standard_normal((count, columns, rows)) / columns**0.5
+            tensors[f"{prefix}.experts.{name}"] = matrices.astype(np.float32)
+            biases = generator.standard_normal((count, rows)) * 0.1
+            tensors[f"{prefix}.experts.{name}_bias"] = biases.astype(np.float32)
+
     embedding_scale = 2.0 / hidden**0.5 if config["tie_word_embeddings"] else 1.0
     embedding = generator.standard_normal((config["vocab_size"], hidden)) * embedding_scale
     tensors["model.embed_tokens.weight"] = embedding.astype(np.float32)
@@ -167,11 +205,15 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, NDArray[np.fl
             add_linear(f"{prefix}.self_attn.k_proj", kv_rows, hidden, qkv_bias)
             add_linear(f"{prefix}.self_attn.v_proj", kv_rows, hidden, qkv_bias)
         add_linear(f"{prefix}.self_attn.o_proj", hidden, q_rows, dense_bias)
+        if model_type == "gpt_oss":
+            tensors[f"{prefix}.self_attn.sinks"] = generator.standard_normal(q_rows // head).astype(np.float32)
         if model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
             add_norm(f"{prefix}.self_attn.q_norm", head)
             add_norm(f"{prefix}.self_attn.k_norm", head)
         if model_type == "mixtral":
             add_experts(f"{prefix}.block_sparse_moe", config["num_local_experts"], ffn, ("w1", "w3", "w2"))
+        elif model_type == "gpt_oss":
+            add_stacked_experts(f"{prefix}.mlp", config["num_local_experts"])
         elif model_type == "qwen3_moe":
             names = "gate_proj", "up_proj", "down_proj"
             add_experts(f"{prefix}.mlp", config["num_experts"], config["moe_intermediate_size"], names)

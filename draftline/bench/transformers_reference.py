@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.families import FAMILIES
-from draftline.checkpoints.names import EXPERT_NAMES, LAYER_SOURCE_PREFIX, weight_map
+from draftline.checkpoints.names import weight_map
 from draftline.checkpoints.optional_package import import_optional
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.checkpoints.trtllm import WEIGHTS_FILE, load_checkpoint_config
+from draftline.checkpoints.weight_rules import EXPERT_NAMES, LAYER_SOURCE_PREFIX
 from draftline.errors import CheckpointError, MissingPackageError
 
 # Those whose configuration classes take the fields of ours as they are.

@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+GATE_SLOPE = 1.702  # of clamped gates: x sigmoid(1.702 x) is nearly GELU (arXiv 1606.08415)
+
 
 @dataclass(frozen=True)
 class Experts:
     """The MLPs of every layer, of which a row goes through the ``per_token`` that the router gives most to.
 
     Their weights are the softmax of the router's logits; ``renormalises``: those chosen are divided by their sum.
+    ``has_biases``: of the router and of every expert. ``gate_limit`` c: MLPs are gated by
+    min(gate, c) sigmoid(``GATE_SLOPE`` min(gate, c)) times 1 + up, with up between -c and c.
     """
 
     num_experts: int
     per_token: int
     intermediate_size: int
     renormalises: bool
+    has_biases: bool = False
+    gate_limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from draftline.checkpoints.disk_space import disk_full_named
 from draftline.checkpoints.dtypes import check_convertible_dtype
 from draftline.checkpoints.gguf import open_gguf
 from draftline.checkpoints.huggingface import open_huggingface
-from draftline.checkpoints.names import EMBEDDING, LM_HEAD, check_tensors
+from draftline.checkpoints.names import check_tensors
 from draftline.checkpoints.safetensors_file import write_safetensors
 from draftline.checkpoints.source_tensor import SourceCheckpoint
 from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint_config
+from draftline.checkpoints.weight_rules import EMBEDDING, LM_HEAD
 from draftline.errors import CheckpointError
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from draftline.checkpoints.dtypes import EXPONENT_BITS, is_finite, numpy_dtype
 from draftline.checkpoints.names import TargetTensor
+from draftline.checkpoints.quantized.stored import stored_rows
 from draftline.checkpoints.safetensors_file import TensorEntry
 from draftline.checkpoints.source_tensor import SourceTensor
 from draftline.checkpoints.trtllm import CONFIG_FILE, WEIGHTS_FILE
@@ -74,7 +75,8 @@ def converted_entries(
     def chunks(target: TargetTensor) -> Iterator[NDArray[Any]]:
         nonlocal done_bytes
         for name, _ in target.sources:
-            for chunk in converted_chunks(name, _part(tensors[name], target.part), dtype):
+            tensor = _by_matrix(tensors[name], target.num_in_turn) if target.num_in_turn else tensors[name]
+            for chunk in converted_chunks(name, _part(tensor, target.part), dtype):
                 if target.addend:
                     chunk = chunk.astype(np.float32) + np.float32(target.addend)
                 yield chunk
@@ -101,6 +103,21 @@ def _part(tensor: SourceTensor, part: tuple[int, int]) -> SourceTensor:
                 return
 
     return tensor if num_parts == 1 else replace(tensor, chunks=chunks)
+
+
+def _by_matrix(tensor: SourceTensor, num_in_turn: int) -> SourceTensor:
+    """Transpose every matrix of ``[matrices, in, out]``, or of vectors ``[matrices, out]``, one in memory at a time.
+
+    Outputs of ``num_in_turn`` kinds take turns; afterwards each kind is together, the last one first.
+    """
+    by_matrix = replace(tensor, shape=(tensor.shape[0], math.prod(tensor.shape[1:])))
+
+    def chunks() -> Iterator[NDArray[Any]]:
+        for matrix in stored_rows(by_matrix, 1):
+            by_kind = matrix.reshape(-1, tensor.shape[-1] // num_in_turn, num_in_turn)
+            yield by_kind[:, :, ::-1].transpose(2, 1, 0).reshape(-1)
+
+    return replace(tensor, chunks=chunks)
 
 
 def converted_chunks(name: str, tensor: SourceTensor, dtype: str) -> Iterator[NDArray[Any]]:

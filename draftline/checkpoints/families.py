@@ -15,6 +15,8 @@ class Family:
     model_type: str
     qkv_bias: bool | None = False
     dense_bias: bool | None = False
+    attention_bias_default: bool = False  # attention_bias absent
+    attention_sinks: bool = False
     mlp_bias: bool | None = False
     qk_norm: bool = False
     post_norms: bool = False
@@ -36,8 +38,11 @@ class Family:
     local_rotary_base: float | None = None  # rope_local_base_freq absent; None = windows change no rotary embedding
     partial_rotary: bool = False  # partial_rotary_factor may be less than 1
     rope_aliases: tuple[tuple[str, str], ...] = ()  # other names of rope_type
+    rope_required: bool = False  # the class's own default scales
     experts_width: str | None = None  # the key of the width of an expert's MLP; None = there are no experts
     renormalises: bool | None = None  # of experts: the weights of those chosen; None = norm_topk_prob decides
+    expert_biases: bool = False  # of experts and of their router
+    gate_limit: float | None = None  # swiglu_limit absent; None = gates are not clamped
 
 
 _QWEN3 = Family(
@@ -103,6 +108,23 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         window_switch=True,
         experts_width="moe_intermediate_size",
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        qkv_bias=None,
+        dense_bias=None,
+        attention_bias_default=True,
+        attention_sinks=True,
+        head_dim_required=True,
+        window_default=128,
+        has_layer_types=True,
+        full_every=2,
+        rotary_base=150000.0,
+        rope_required=True,
+        experts_width="intermediate_size",
+        renormalises=True,
+        expert_biases=True,
+        gate_limit=7.0,
     ),
     "Phi3ForCausalLM": Family(
         "phi3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftline.checkpoints.config import CheckpointConfig, Experts
+from draftline.checkpoints.config import GATE_SLOPE, CheckpointConfig, Experts
 from draftline.checkpoints.dtypes import numpy_dtype
 from draftline.checkpoints.families import FAMILIES, Family
 from draftline.checkpoints.huggingface_rotary import parse_rotary
@@ -43,7 +43,8 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
     window, full_layers = _windows(config, family)
     rotary = parse_rotary(config, family, head_size, has_windows=window is not None)
     qkv_bias, dense_bias = (
-        config.flag("attention_bias", False) if bias is None else bias for bias in (family.qkv_bias, family.dense_bias)
+        config.flag("attention_bias", family.attention_bias_default) if bias is None else bias
+        for bias in (family.qkv_bias, family.dense_bias)
     )
     attention_softcap, logit_softcap = _softcaps(config, family)
     end_ids = generation.integers("eos_token_id") if generation else ()
@@ -76,6 +77,7 @@ def parse_huggingface_config(config: JsonObject, generation: JsonObject | None, 
         query_pre_attn_scalar=config.number("query_pre_attn_scalar") if family.scales_queries else None,
         attention_softcap=attention_softcap,
         logit_softcap=logit_softcap,
+        attention_sinks=family.attention_sinks,
         rotary_fraction=rotary.fraction,
         local_rotary_base=rotary.local_base,
     )
@@ -132,7 +134,21 @@ def _experts(config: JsonObject, family: Family) -> Experts | None:
         got, cure = f"decoder_sparse_step {step}, mlp_only_layers {dense_layers}", "choose a model without dense layers"
         raise CheckpointError(config.where, "every layer has experts", got, cure)
     renormalises = config.flag("norm_topk_prob", False) if family.renormalises is None else family.renormalises
-    return Experts(num_experts, per_token, config.integer(family.experts_width), renormalises)
+    return Experts(
+        num_experts,
+        per_token,
+        config.integer(family.experts_width),
+        renormalises,
+        has_biases=family.expert_biases,
+        gate_limit=None if family.gate_limit is None else _gate_limit(config, family.gate_limit),
+    )
+
+
+def _gate_limit(config: JsonObject, default: float) -> float:
+    slope = config.number("swiglu_alpha", GATE_SLOPE)
+    if slope != GATE_SLOPE:
+        raise config.error("swiglu_alpha", str(GATE_SLOPE), slope, "choose another model")
+    return config.number("swiglu_limit", default)
 
 
 def _windows(config: JsonObject, family: Family) -> tuple[int | None, tuple[int, ...]]:

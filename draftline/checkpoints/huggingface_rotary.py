@@ -46,6 +46,8 @@ def parse_rotary(config: JsonObject, family: Family, head_size: int, *, has_wind
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise config.error("rope_scaling", "an object", given)
+    if family.rope_required and not given:
+        raise config.error("rope_scaling", f"stated of a {family.model_type}, whose class scales by default", None)
     local: Mapping[str, Any] = {}
     if any(isinstance(value, Mapping) for value in given.values()):
         if family.local_rotary_base is None or not {"full_attention", "sliding_attention"}.issuperset(given):

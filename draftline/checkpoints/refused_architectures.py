@@ -47,7 +47,6 @@ REASONS: dict[str, str] = {
     "Glm4ForCausalLM": "rotary positions that turn neighbouring elements",
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "GlmForCausalLM": "rotary positions that turn neighbouring elements",
-    "GptOssForCausalLM": "attention sinks, gates that are clamped, experts in MXFP4",
     "GraniteForCausalLM": _MULTIPLIERS,
     "GraniteMoeForCausalLM": _MULTIPLIERS,
     "GraniteMoeHybridForCausalLM": _STATES,

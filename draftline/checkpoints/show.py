@@ -86,12 +86,14 @@ def _describe_model(path: Path) -> Iterator[str]:
     part = "" if config.rotary_fraction == 1 else f" of the first {config.rotary_size} elements of a head"
     yield f"rotary{part}: {describe_rotary(config.rotary_base, config.rotary_scaling)}; knows {known} positions"
     yield from _describe_windows(config)
+    gate_limit = None if config.experts is None else config.experts.gate_limit
     differences = {
         f"a gate by {config.hidden_act}": config.hidden_act != "silu",
         "norms behind attention and MLP": config.post_norms,
         f"the embedding times {config.embedding_scale:g}": config.embedding_scale != 1,
         f"scores over the root of {config.query_pre_attn_scalar or 0:g}": config.query_pre_attn_scalar is not None,
         f"scores capped at {config.attention_softcap or 0:g}": config.attention_softcap is not None,
+        f"gates clamped at {gate_limit or 0:g}": gate_limit is not None,
         "sinks in attention": config.attention_sinks,
         f"logits capped at {config.logit_softcap or 0:g}": config.logit_softcap is not None,
     }

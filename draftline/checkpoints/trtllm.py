@@ -58,6 +58,7 @@ FIXED: dict[str, Any] = {
 QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
 # Of models with experts: the object and the key that say what ``Experts`` does.
 MOE, MOE_WIDTH = "moe", "moe_intermediate_size"
+HAS_BIASES, GATE_LIMIT = "has_biases", "gate_limit"  # ours, in that object where experts have them
 NORMALIZATION_MODES = {0: False, 1: True}  # normalization_mode -> Experts.renormalises
 
 _AGAIN = "convert the checkpoint again"
@@ -91,7 +92,8 @@ def _experts_values(experts: Experts | None) -> dict[str, Any]:
         "top_k": experts.per_token,
         "normalization_mode": modes[experts.renormalises],
     }
-    return {MOE: moe, MOE_WIDTH: experts.intermediate_size}
+    own = {HAS_BIASES: experts.has_biases, GATE_LIMIT: experts.gate_limit}
+    return {MOE: moe | {key: value for key, value in own.items() if value}, MOE_WIDTH: experts.intermediate_size}
 
 
 def _parse_experts(raw: JsonObject) -> Experts | None:
@@ -103,7 +105,14 @@ def _parse_experts(raw: JsonObject) -> Experts | None:
         raise raw.error(MOE, f"an object whose normalization_mode is one of {known}", values, _AGAIN)
     moe = JsonObject(raw.where, values)
     renormalises = NORMALIZATION_MODES[values["normalization_mode"]]
-    return Experts(moe.integer("num_experts"), moe.integer("top_k"), raw.integer(MOE_WIDTH), renormalises)
+    return Experts(
+        moe.integer("num_experts"),
+        moe.integer("top_k"),
+        raw.integer(MOE_WIDTH),
+        renormalises,
+        moe.flag(HAS_BIASES, False),
+        moe.optional_number(GATE_LIMIT),
+    )
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from draftline.checkpoints.config import Experts
+from draftline.checkpoints.config import GATE_SLOPE, Experts
 from draftline.graphs.linear import Linear
 from draftline.graphs.onnx_graph import OnnxGraph
 from draftline.graphs.operators import Operators
@@ -42,7 +42,7 @@ class ExpertLayer:
         The router is float32 in a network of any dtype: a choice is all or nothing, and logits of 8 bits are often
         equal. Of equal ones the expert of the lower number is chosen.
         """
-        choice = self._choice(self.linear.emit_float32(x, f"{self.prefix}.router"))
+        choice = self._choice(self.linear.emit_float32(x, f"{self.prefix}.router", bias=self.experts.has_biases))
         return self._chosen(x, choice) if self.operators.multiplies_chosen else self._wide(x, choice)
 
     def _choice(self, logits: str) -> Choice:
@@ -58,18 +58,43 @@ class ExpertLayer:
         graph, hidden_size, size = self.graph, self.hidden_size, self.experts.intermediate_size
         ids = graph.op("Reshape", choice.ids, graph.constant([-1]))
         both = self.linear.emit_chosen(x, f"{self.prefix}.fc", ids, hidden_size, 2 * size)
-        activated = self.operators.silu_gate(graph, both, size, up_first=True)
-        y = self.linear.emit_chosen(activated, f"{self.prefix}.proj", ids, size, hidden_size)
-        parts = graph.op("Reshape", y, graph.constant([-1, self.experts.per_token, hidden_size]))
-        weights = graph.op("Unsqueeze", choice.weights, graph.constant([1]))
-        return graph.op("Reshape", graph.op("MatMul", weights, parts), graph.constant([-1, hidden_size]))
+        if self.experts.has_biases:
+            both = graph.op("Add", both, self.linear.chosen_biases(f"{self.prefix}.fc", ids))
+        y = self.linear.emit_chosen(self._gated(both), f"{self.prefix}.proj", ids, size, hidden_size)
+        if self.experts.has_biases:
+            y = graph.op("Add", y, self.linear.chosen_biases(f"{self.prefix}.proj", ids))
+        return self._weighed(choice, y)
+
+    def _weighed(self, choice: Choice, y: str) -> str:
+        """Append the sum of what a row's experts give, ``y [T * k, hidden_size]`` of the network's dtype, weighed."""
+        graph, own = self.graph, self.operators.onnx_type
+        parts = graph.op("Reshape", y, graph.constant([-1, self.experts.per_token, self.hidden_size]))
+        weights = graph.cast(graph.op("Unsqueeze", choice.weights, graph.constant([1])), TensorProto.FLOAT, own)
+        return graph.op("Reshape", graph.op("MatMul", weights, parts), graph.constant([-1, self.hidden_size]))
+
+    def _gated(self, both: str) -> str:
+        """Append the gate over ``both [rows, 2 * ffn]``, up before gate; returns ``[rows, ffn]``."""
+        graph, size, limit = self.graph, self.experts.intermediate_size, self.experts.gate_limit
+        if limit is None:
+            return self.operators.silu_gate(graph, both, size, up_first=True)
+
+        def number(value: float) -> str:
+            return graph.cast(graph.constant(value), TensorProto.FLOAT, self.operators.onnx_type)
+
+        clamped = graph.op("Min", both, number(limit))
+        up, gate = graph.ops("Split", clamped, graph.constant([size, size]), outputs=2, axis=1)
+        factor = graph.op("Add", graph.op("Max", up, number(-limit)), number(1.0))
+        sigmoid = graph.op("Sigmoid", graph.op("Mul", gate, number(GATE_SLOPE)))
+        return graph.op("Mul", graph.op("Mul", gate, sigmoid), factor)
 
     def _wide(self, x: str, choice: Choice) -> str:
         graph, own, hidden_size = self.graph, self.operators.onnx_type, self.hidden_size
         count, size = self.experts.num_experts, self.experts.intermediate_size
         both = self.linear.emit(x, f"{self.prefix}.wide_fc", hidden_size, count * 2 * size)
-        by_expert = graph.op("Reshape", both, graph.constant([-1, 2 * size]))
-        activated = self.operators.silu_gate(graph, by_expert, size, up_first=True)
+        if self.experts.has_biases:
+            by_row = graph.op("Reshape", both, graph.constant([-1, count, 2 * size]))
+            both = graph.op("Add", by_row, self.linear.biases(f"{self.prefix}.fc"))
+        activated = self._gated(graph.op("Reshape", both, graph.constant([-1, 2 * size])))
         activated = graph.op("Reshape", activated, graph.constant([-1, count, size]))
         gates = self._gates(choice)
         # What a row did not choose may overflow and leaves no trace; what it chose with a weight of NaN is NaN.
@@ -77,7 +102,11 @@ class ExpertLayer:
         weighed = graph.op("Mul", activated, graph.cast(gates, TensorProto.FLOAT, own))
         kept = graph.op("Where", is_chosen, weighed, graph.cast(graph.constant(0.0), TensorProto.FLOAT, own))
         rows = graph.op("Reshape", kept, graph.constant([-1, count * size]))
-        return self.linear.emit(rows, f"{self.prefix}.wide_proj", count * size, hidden_size)
+        y = self.linear.emit(rows, f"{self.prefix}.wide_proj", count * size, hidden_size)
+        if not self.experts.has_biases:
+            return y
+        ids = graph.op("Reshape", choice.ids, graph.constant([-1]))
+        return graph.op("Add", y, self._weighed(choice, self.linear.chosen_biases(f"{self.prefix}.proj", ids)))
 
     def _gates(self, choice: Choice) -> str:
         """Append ``[T, experts, 1] float32``: the weight of each expert, 0 of those that are not chosen."""

@@ -45,11 +45,22 @@ class Linear:
             y = self._quantized(x, name, num_inputs, num_outputs)
         return self._graph.op("Add", y, self._weight(f"{name}.bias")) if bias else y
 
-    def emit_float32(self, x: str, name: str) -> str:
+    def emit_float32(self, x: str, name: str, bias: bool = False) -> str:
         """Append the product of ``x [T, num_inputs]`` with a matrix as the checkpoint has it, all in float32."""
-        matrix, own = self._weights[f"{name}.weight"], self._operators.onnx_type
-        weight = self._graph.cast(self._weight(f"{name}.weight"), matrix.onnx_type, TensorProto.FLOAT)
-        return self._operators.product(self._graph, self._graph.cast(x, own, TensorProto.FLOAT), weight, name)
+        wide = self._graph.cast(x, self._operators.onnx_type, TensorProto.FLOAT)
+        y = self._operators.product(self._graph, wide, self._float32(f"{name}.weight"), name)
+        return self._graph.op("Add", y, self._float32(f"{name}.bias")) if bias else y
+
+    def _float32(self, name: str) -> str:
+        return self._graph.cast(self._weight(name), self._weights[name].onnx_type, TensorProto.FLOAT)
+
+    def biases(self, name: str) -> str:
+        """Return the biases ``[matrices, num_outputs]`` of matrices that rows choose among."""
+        return self._weight(f"{name}.bias")
+
+    def chosen_biases(self, name: str, ids: str) -> str:
+        """Append ``[N, num_outputs]``: the biases of the matrices ``ids [N]``."""
+        return self._graph.op("Gather", self.biases(name), ids)
 
     def emit_chosen(self, x: str, name: str, ids: str, num_inputs: int, num_outputs: int) -> str:
         """Append products with matrices that rows choose, for operators that multiply so.

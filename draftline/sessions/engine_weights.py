@@ -108,7 +108,7 @@ def _with_joined(locations: Mapping[str, TensorLocation]) -> dict[str, TensorLoc
     """Span with one initializer what stands side by side: ``mlp.fc`` and ``mlp.gate``, and the experts' ``mlp.fc``."""
     joined = dict(locations)
     for name, fc in locations.items():
-        if f"{FC}." not in name:
+        if f"{FC}." not in name or (name.endswith(".bias") and len(fc.shape) == 2):
             continue
         if len(fc.shape) == 3:
             joined[name.replace(FC, WIDE_FC)] = fc._replace(shape=(fc.shape[0] * fc.shape[1], fc.shape[2]))

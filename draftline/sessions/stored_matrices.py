@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,16 +63,15 @@ def stored_matrices(source: Path, has_wide_experts: bool) -> list[StoredMatrix]:
 def stored_vectors(source: Path) -> dict[str, tuple[TensorLocation, ...]]:
     """Return all other tensors, by name, each with the parts it is joined of: biases of ``mlp.fc`` and ``mlp.gate``."""
     tensors = tensor_locations(source)
-    return {
-        name.replace(f"{FC}.", f"{FC_GATE}."): _parts_of(name, tensors)
-        for name, tensor in tensors.items()
-        if (len(tensor.shape) < 2 or not name.endswith(".weight")) and f"{GATE}." not in name
-    }
-
-
-def _parts_of(name: str, tensors: Mapping[str, TensorLocation]) -> tuple[TensorLocation, ...]:
-    gate = name.replace(f"{FC}.", f"{GATE}.")
-    return (tensors[name],) if gate == name else (tensors[name], tensors[gate])
+    found: dict[str, tuple[TensorLocation, ...]] = {}
+    for name, tensor in tensors.items():
+        if (len(tensor.shape) > 1 and name.endswith(".weight")) or f"{GATE}." in name:
+            continue
+        if f"{FC}." in name and len(tensor.shape) == 1:
+            found[name.replace(f"{FC}.", f"{FC_GATE}.")] = (tensor, tensors[name.replace(f"{FC}.", f"{GATE}.")])
+        else:
+            found[name] = (tensor,)  # of experts [experts, out], as rows choose among them
+    return found
 
 
 def _joined(source: Path, parts: list[TensorLocation]) -> list[NDArray[Any]]:

@@ -121,7 +121,8 @@ def _vector_entry(source: Path, name: str, parts: Sequence[TensorLocation]) -> T
         return arrays if parts[0].dtype == "int64" else [_widened(array) for array in arrays]
 
     dtype = "int64" if parts[0].dtype == "int64" else "float32"
-    return TensorEntry(name, dtype, (sum(part.shape[0] for part in parts),), chunks)
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    return TensorEntry(name, dtype, shape, chunks)
 
 
 def _widened(array: NDArray[Any]) -> NDArray[np.float32]:

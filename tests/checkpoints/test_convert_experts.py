@@ -25,7 +25,7 @@ SOURCES: dict[Architecture, tuple[str, tuple[str, str, str], int]] = {
     "mixtral": ("block_sparse_moe.gate", ("w3", "w1", "w2"), 4),
     "qwen3_moe": ("mlp.gate", ("up_proj", "gate_proj", "down_proj"), 8),
 }
-REFUSED_RANKS = "checkpoints of trtllm-build are written for .*; got MixtralForCausalLM; set engine.route to llmapi"
+REFUSED_RANKS = "checkpoints of trtllm-build are written for .*; got {}; set engine.route to llmapi"
 
 
 def ignore(done: int, total: int) -> None:
@@ -88,6 +88,42 @@ def test_the_configuration_is_tensorrt_llm_s(
         load_checkpoint_config(tmp_path / "c")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stack_of_experts_as_transformers_saves_it(tmp_path: Path, dtype: str) -> None:
+    """Up above gate, as of other mixtures; the source has inputs as rows, and gate and up take turns."""
+    source = write_tiny_checkpoint(tmp_path / "s", "gpt_oss", shards=2, dtype=dtype)
+    config = convert_checkpoint(source, tmp_path / "c", dtype, ignore)
+    assert load_checkpoint_config(tmp_path / "c") == config
+    stored: dict[str, NDArray[Any]] = {}
+    for shard in source.glob("*.safetensors"):
+        stored |= read(shard)
+    converted = read(tmp_path / "c" / "rank0.safetensors")
+    for layer in range(2):
+        prefix, mlp = f"transformer.layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+        for kind in ("weight", "bias"):
+            np.testing.assert_array_equal(converted[f"{prefix}.router.{kind}"], stored[f"{mlp}.router.{kind}"])
+        both, down = (stored[f"{mlp}.experts.{name}_proj"].swapaxes(1, 2) for name in ("gate_up", "down"))
+        np.testing.assert_array_equal(converted[f"{prefix}.fc.weight"][:, :96], both[:, 1::2])
+        np.testing.assert_array_equal(converted[f"{prefix}.fc.weight"][:, 96:], both[:, ::2])
+        np.testing.assert_array_equal(converted[f"{prefix}.proj.weight"], down)
+        biases = stored[f"{mlp}.experts.gate_up_proj_bias"]
+        above = np.concatenate([biases[:, 1::2], biases[:, ::2]], axis=1)
+        np.testing.assert_array_equal(converted[f"{prefix}.fc.bias"], above)
+        down_biases = stored[f"{mlp}.experts.down_proj_bias"]
+        np.testing.assert_array_equal(converted[f"{prefix}.proj.bias"], down_biases)
+        sinks = stored[f"model.layers.{layer}.self_attn.sinks"]
+        np.testing.assert_array_equal(converted[f"transformer.layers.{layer}.attention.sinks"], sinks)
+
+
+def test_a_stack_of_another_shape(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "s", "gpt_oss")
+    tensors = read(source / "model.safetensors")
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+    write_weights(source, tensors, "float32")
+    refusal(source, rf"tensor {name} has shape \[4, 64, 192\]; got \[4, 192, 64\]")
+
+
 def test_an_expert_that_lacks_a_tensor(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "s", "mixtral")
     tensors = read(source / "model.safetensors")
@@ -122,12 +158,15 @@ def test_a_count_that_disagrees_with_the_tensors(tmp_path: Path, count: int, mes
     refusal(source, message)
 
 
-def test_ranks_are_of_dense_models(tmp_path: Path) -> None:
-    source = write_tiny_checkpoint(tmp_path / "s", "mixtral")
-    with pytest.raises(CheckpointError, match=f"target: {REFUSED_RANKS}"):
+@pytest.mark.parametrize(
+    ("architecture", "name"), [("mixtral", "MixtralForCausalLM"), ("gpt_oss", "GptOssForCausalLM")]
+)
+def test_ranks_are_of_dense_models(tmp_path: Path, architecture: Architecture, name: str) -> None:
+    source, rule = write_tiny_checkpoint(tmp_path / "s", architecture), REFUSED_RANKS.format(name)
+    with pytest.raises(CheckpointError, match=f"target: {rule}"):
         convert_for_ranks(source, tmp_path / "out", "float16", Mapping(), None, ignore)
     convert_checkpoint(source, tmp_path / "c", "float16", ignore)
-    with pytest.raises(CheckpointError, match=REFUSED_RANKS):
+    with pytest.raises(CheckpointError, match=rule):
         merge_checkpoint(tmp_path / "c", tmp_path / "out", ignore)
     assert not (tmp_path / "out").exists()
 

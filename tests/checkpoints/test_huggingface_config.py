@@ -57,6 +57,27 @@ QWEN3_MOE = MISTRAL | {
     "mlp_only_layers": [],
     "use_sliding_window": False,
 }
+YARN_OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "rope_theta": 150000,
+    "rope_scaling": YARN_OF_GPT_OSS,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "attention_bias": True,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -151,6 +172,22 @@ def test_experts() -> None:
     assert parse(renamed) == parse(QWEN3_MOE)  # what transformers 5 writes
 
 
+def test_gpt_oss_takes_what_its_class_adds() -> None:
+    config = parse(GPT_OSS)
+    assert config.experts == Experts(32, 4, 96, renormalises=True, has_biases=True, gate_limit=7.0)
+    assert (config.attention_sinks, config.qkv_bias, config.dense_bias, config.mlp_bias) == (True, True, True, False)
+    assert (config.sliding_window, config.full_layers, config.hidden_act) == (128, (1, 3), "silu")
+    assert (config.rotary_base, config.rotary_scaling) == (150000.0, YARN_OF_GPT_OSS)
+    optional = ("attention_bias", "sliding_window", "swiglu_limit", "rope_theta")
+    assert parse({key: value for key, value in GPT_OSS.items() if key not in optional}) == config
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert parse(GPT_OSS | {"layer_types": kinds, "swiglu_alpha": 1.702}) == config
+    plain = parse(GPT_OSS | {"attention_bias": False, "rope_scaling": {"rope_type": "default"}, "swiglu_limit": 2.5})
+    assert (plain.qkv_bias, plain.dense_bias, plain.rotary_scaling) == (False, False, None)
+    assert plain.experts is not None
+    assert plain.experts.gate_limit == 2.5
+
+
 def test_end_ids_come_from_the_generation_config_first() -> None:
     assert parse(LLAMA | {"eos_token_id": 2}).eos_token_ids == (2,)
     assert parse(LLAMA | {"eos_token_id": [2, 5]}).eos_token_ids == (2, 5)
@@ -206,7 +243,9 @@ def test_phi_turns_a_part_of_its_heads_by_lists_of_factors() -> None:
         assert parse(PHI4_MINI | {"rope_scaling": LONGROPE | {"type": name}}) == config
 
 
-@pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA2, GEMMA3, PHI4_MINI], ids=lambda raw: raw["architectures"][0])
+@pytest.mark.parametrize(
+    "raw", [LLAMA, QWEN3, GEMMA2, GEMMA3, PHI4_MINI, GPT_OSS], ids=lambda raw: raw["architectures"][0]
+)
 def test_a_converted_checkpoint_says_the_same(tmp_path: Path, raw: dict[str, Any]) -> None:
     config = parse(raw)
     write_checkpoint_config(tmp_path / "config.json", config)
@@ -215,7 +254,6 @@ def test_a_converted_checkpoint_says_the_same(tmp_path: Path, raw: dict[str, Any
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (LLAMA | {"architectures": ["NewForCausalLM"]}, r'architectures is one of .*; got \["New.*llmapi'),
-    "sinks": (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM has attention sinks"),
     "images": (LLAMA | {"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForCausalLM is its model of text"),
     "two": (LLAMA | {"architectures": ["LlamaForCausalLM", "PhiForCausalLM"]}, "PhiForCausalLM has layer norms"),
     "both ways": (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is false"),
@@ -268,6 +306,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dense layers": (QWEN3_MOE | {"mlp_only_layers": [0]}, r"every layer has experts; got .*mlp_only_layers \[0\]"),
     "sparse step": (QWEN3_MOE | {"decoder_sparse_step": 2}, "every layer has experts; got decoder_sparse_step 2"),
     "window of experts": (QWEN3_MOE | {"use_sliding_window": True}, "use_sliding_window is false"),
+    "gate's slope": (GPT_OSS | {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.702; got 1.0"),
+    "rotary of the class": (
+        GPT_OSS | {"rope_scaling": None},
+        "rope_scaling is stated of a gpt_oss, whose class scales",
+    ),
     "eos": (LLAMA | {"eos_token_id": "2"}, "eos_token_id"),
 }
 

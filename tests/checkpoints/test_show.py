@@ -98,7 +98,7 @@ def test_what_an_architecture_adds(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["GptOssForCausalLM", "Gemma3ForConditionalGeneration", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("name", ["CohereForCausalLM", "Gemma3ForConditionalGeneration", "GPT2LMHeadModel"])
 def test_models_that_are_none_of_ours_are_named(tmp_path: Path, name: str) -> None:
     """Whatever their tensors are called, and before the tensors are looked at."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))

@@ -39,7 +39,7 @@ def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_models_that_are_none_of_ours_are_refused_before_any_work(
     file: Path, capsys: pytest.CaptureFixture[str], command: str, block: str
 ) -> None:
-    for name, architecture in (("model", "LlamaForCausalLM"), ("other", "GptOssForCausalLM")):
+    for name, architecture in (("model", "LlamaForCausalLM"), ("other", "OlmoForCausalLM")):
         (file.parent / name).mkdir()
         (file.parent / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     file.write_text("name: tiny\ntarget: {checkpoint: model}\ndraft: {method: draft_model, checkpoint: model}\n")
@@ -47,7 +47,7 @@ def test_models_that_are_none_of_ours_are_refused_before_any_work(
     words = [command, str(file), f"{block}.checkpoint=other", *(["--output", str(output)] if command == "run" else [])]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "GptOssForCausalLM has attention sinks" in error
+    assert "OlmoForCausalLM has layer norms without weights" in error
     assert "engine.route to llmapi" in error
     assert not output.exists()
 

@@ -18,33 +18,45 @@ from draftline.graphs.experts import ExpertLayer
 from draftline.graphs.linear import Linear
 from draftline.graphs.native_operators import NATIVE
 from draftline.graphs.onnx_graph import OnnxGraph, TensorLocation
-from draftline.graphs.operators import PORTABLE
+from draftline.graphs.operators import PORTABLE, Operators
 from draftline.sessions.native_kernels import find_library
 
-OPERATORS = {"wide": PORTABLE, "chosen": NATIVE}
+OPERATORS: dict[str, Operators] = {"wide": PORTABLE, "chosen": NATIVE}
 Array = NDArray[np.float32]
 
 
 class Layer(NamedTuple):
-    """``router [E, hidden]``, ``fc [E, 2 * ffn, hidden]`` (up above gate), ``proj [E, hidden, ffn]``."""
+    """``router [E, hidden]``, ``fc [E, 2 * ffn, hidden]`` (up above gate), ``proj [E, hidden, ffn]``.
+
+    ``biases``: of each of them, without its last axis; none where there are none.
+    """
 
     router: Array
     fc: Array
     proj: Array
+    biases: tuple[Array, ...] = ()
+    gate_limit: float | None = None
 
 
-def random_layer(num_experts: int, size: int, hidden: int, seed: int) -> Layer:
+def random_layer(
+    num_experts: int, size: int, hidden: int, seed: int, biases: bool = False, gate_limit: float | None = None
+) -> Layer:
     random = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Array:
-        return (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        values: Array = (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        return values
 
-    return Layer(normal(num_experts, hidden), normal(num_experts, 2 * size, hidden), normal(num_experts, hidden, size))
+    shapes = (num_experts, hidden), (num_experts, 2 * size, hidden), (num_experts, hidden, size)
+    router, fc, proj = (normal(*shape) for shape in shapes)
+    vectors = tuple(random.standard_normal(shape[:-1]).astype(np.float32) for shape in shapes if biases)
+    return Layer(router, fc, proj, vectors, gate_limit)
 
 
 def run(tmp_path: Path, form: str, layer: Layer, x: Array, per_token: int, renormalises: bool) -> Array:
     num_experts, double, hidden = layer.fc.shape
-    tensors = {
+    names = "mlp.router.bias", "mlp.fc.bias", "mlp.proj.bias"
+    tensors = dict(zip(names, layer.biases, strict=False)) | {
         "mlp.router.weight": layer.router,
         "mlp.fc.weight": layer.fc,
         "mlp.proj.weight": layer.proj,
@@ -58,7 +70,7 @@ def run(tmp_path: Path, form: str, layer: Layer, x: Array, per_token: int, renor
     (tmp_path / "weights.bin").write_bytes(data)
     graph, operators = OnnxGraph(), OPERATORS[form]
     linear = Linear(graph, locations, operators)
-    experts = Experts(num_experts, per_token, double // 2, renormalises)
+    experts = Experts(num_experts, per_token, double // 2, renormalises, bool(layer.biases), layer.gate_limit)
     layer_of_graph = ExpertLayer(graph, linear, operators, "mlp", hidden, experts)
     y = layer_of_graph.emit(graph.input("x", TensorProto.FLOAT, ["T", hidden]))
     graph.output(y, "y", TensorProto.FLOAT, ["T", hidden])
@@ -72,18 +84,28 @@ def run(tmp_path: Path, form: str, layer: Layer, x: Array, per_token: int, renor
     return result
 
 
+def gated(layer: Layer, up: NDArray[np.float64], gate: NDArray[np.float64]) -> NDArray[np.float64]:
+    if layer.gate_limit is None:
+        silu: NDArray[np.float64] = up * gate / (1 + np.exp(-gate))
+        return silu
+    gate, up = np.minimum(gate, layer.gate_limit), np.clip(up, -layer.gate_limit, layer.gate_limit)
+    clamped: NDArray[np.float64] = (1 + up) * gate / (1 + np.exp(-1.702 * gate))
+    return clamped
+
+
 def reference(layer: Layer, x: Array, per_token: int, renormalises: bool) -> NDArray[np.float64]:
     rows = []
+    router_bias, fc_bias, proj_bias = layer.biases or (np.zeros(matrix.shape[:-1]) for matrix in layer[:3])
     for row in x.astype(np.float64):
-        logits = layer.router @ row
+        logits = layer.router @ row + router_bias
         probabilities = np.exp(logits - logits.max())
         probabilities /= probabilities.sum()
         chosen = np.argsort(-probabilities, kind="stable")[:per_token]
         weights = probabilities[chosen] / (probabilities[chosen].sum() if renormalises else 1)
         total = np.zeros(len(row))
         for weight, expert in zip(weights, chosen, strict=True):
-            up, gate = np.split(layer.fc[expert] @ row, 2)
-            total += weight * (layer.proj[expert] @ (up * gate / (1 + np.exp(-gate))))
+            up, gate = np.split(layer.fc[expert] @ row + fc_bias[expert], 2)
+            total += weight * (layer.proj[expert] @ gated(layer, up, gate) + proj_bias[expert])
         rows.append(total)
     return np.array(rows)
 
@@ -96,9 +118,14 @@ def reference(layer: Layer, x: Array, per_token: int, renormalises: bool) -> NDA
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     num_rows=st.integers(1, 12),
     renormalises=st.booleans(),
+    biases=st.booleans(),
+    gate_limit=st.sampled_from([None, 0.5, 7.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(num_experts=8, share=0.25, sizes=(48, 64), num_rows=40, renormalises=True, seed=0)
+@example(
+    num_experts=8, share=0.25, sizes=(48, 64), num_rows=40, renormalises=True, biases=False, gate_limit=None, seed=0
+)
+@example(num_experts=8, share=0.25, sizes=(48, 64), num_rows=40, renormalises=True, biases=True, gate_limit=1.0, seed=0)
 def test_both_forms_are_the_sum_of_the_chosen(
     tmp_path_factory: pytest.TempPathFactory,
     form: str,
@@ -107,10 +134,12 @@ def test_both_forms_are_the_sum_of_the_chosen(
     sizes: tuple[int, int],
     num_rows: int,
     renormalises: bool,
+    biases: bool,
+    gate_limit: float | None,
     seed: int,
 ) -> None:
     per_token = 1 + round(share * (num_experts - 1))
-    layer = random_layer(num_experts, *sizes, seed)
+    layer = random_layer(num_experts, *sizes, seed, biases, gate_limit)
     x = np.random.default_rng(seed).standard_normal((num_rows, sizes[1])).astype(np.float32)
     y = run(tmp_path_factory.mktemp("layer"), form, layer, x, per_token, renormalises)
     np.testing.assert_allclose(y, reference(layer, x, per_token, renormalises), rtol=0, atol=1e-5)
@@ -125,9 +154,32 @@ def test_of_equal_experts_the_first_are_chosen(tmp_path: Path, form: str) -> Non
 
 
 @pytest.mark.parametrize("form", OPERATORS)
+def test_clamping_hides_no_nan(tmp_path: Path, form: str) -> None:
+    layer = random_layer(3, 8, 16, 0, biases=True, gate_limit=1.0)
+    x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+    x[1] = np.nan
+    y = run(tmp_path, form, layer, x, 2, True)
+    assert np.isnan(y[1]).all()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("form", OPERATORS)
+def test_the_router_s_bias_takes_part_in_the_choice(tmp_path: Path, form: str) -> None:
+    layer = random_layer(6, 8, 16, 0, biases=True)
+    layer.router[:] = 0
+    layer.biases[0][:] = [0, 1, 0, 0, 3, 2]
+    x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+    y = run(tmp_path, form, layer, x, 2, True)
+    np.testing.assert_allclose(y, reference(layer, x, 2, True), rtol=0, atol=1e-5)
+    layer.fc[:4] = layer.proj[:4] = 1e3  # none of these was chosen
+    np.testing.assert_array_equal(run(tmp_path, form, layer, x, 2, True), y)
+
+
+@pytest.mark.parametrize("form", OPERATORS)
 def test_what_a_row_did_not_choose_may_overflow(tmp_path: Path, form: str) -> None:
-    """Expert 1 overflows, and nobody but the last row chooses it."""
-    layer = random_layer(3, 8, 16, 0)
+    """Expert 1 overflows, and nobody but the last row chooses it. A clamped gate would not let it."""
+    layer = random_layer(3, 8, 16, 0, biases=True)
+    layer.biases[0][:] = 0
     layer.fc[1] = np.float32(3e38)
     layer.router[1] = 0
     layer.router[1, 0] = 100

@@ -28,6 +28,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "mha": {"kv_heads": 4, "seed": 4, "loudness": 0.4},
     "mixture": {"architecture": "mixtral", "seed": 6, "loudness": 0.4},
     "many_experts": {"architecture": "qwen3_moe", "head_dim": 16, "seed": 7, "loudness": 0.4},
+    "sinks": {"architecture": "gpt_oss", "seed": 8, "loudness": 0.4},
     "few_tokens": {"vocab_size": 6, "seed": 5, "loudness": 1.0},
 }
 

@@ -19,7 +19,7 @@ from tests.tiny_checkpoints import NUM_TOKENS, Architecture, write_tiny_checkpoi
 from tests.tiny_drafts import write_draft, write_tiny_eagle1, write_tiny_eagle3, write_tiny_medusa
 
 Tensors = dict[str, NDArray[Any]]
-_WHAT_LAYERS_ADD = ("o_proj.weight", "down_proj.weight", "w2.weight")
+_WHAT_LAYERS_ADD = ("o_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj", "down_proj_bias")
 _WHAT_GEMMA_ADDS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")  # 1 + these
 
 

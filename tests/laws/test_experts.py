@@ -25,6 +25,9 @@ SAMPLING = (SamplingParameters(), SamplingParameters(0.8, top_p=0.9, seed=3))
         ("many_experts", "medusa", DYNAMIC, {"weights_dtype": "int8"}),
         ("many_experts", "nearly", DYNAMIC, {"kernels": "onnxruntime"}),
         ("mixture", "nearly", DYNAMIC, {"kernels": "onnxruntime", "weights_dtype": "int8"}),
+        ("sinks", "nearly", DYNAMIC, {}),
+        ("sinks", "eagle3+ngram", AUTO, {"weights_dtype": "int4"}),
+        ("sinks", "nearly", STATIC, {"kernels": "onnxruntime", "weights_dtype": "int8"}),
     ],
 )
 def test_texts_are_plain(engines: Engines, target: str, drafts: str, shape: TreeShape, options: dict[str, Any]) -> None:

@@ -112,6 +112,16 @@ CASES = {
     "qwen3-moe": Case("qwen3_moe"),
     "qwen3-moe-tied": Case("qwen3_moe", {"tie": True, "head_dim": 24, "extra_config": {"norm_topk_prob": False}}),
     "qwen3-moe-odd": Case("qwen3_moe", {"extra_config": {"num_experts": 5, "moe_intermediate_size": 36}}),
+    "gpt-oss": Case("gpt_oss", {"head_dim": 24}, prompt_length=70),
+    "gpt-oss-tied": Case(
+        "gpt_oss",
+        {
+            "tie": True,
+            "extra_config": {"num_local_experts": 5, "swiglu_limit": 7.0, "layer_types": ["full_attention"] * 2},
+        },
+    ),
+    "gpt-oss-all-experts": Case("gpt_oss", {"extra_config": {"num_experts_per_tok": 4, "sliding_window": 8}}),
+    "gpt-oss-bfloat16": Case("gpt_oss", {"num_layers": 3}, dtype="bfloat16", prompt_length=70),
     "mixtral-bfloat16": Case("mixtral", dtype="bfloat16"),
     "qwen3-moe-bfloat16": Case("qwen3_moe", dtype="bfloat16"),
     "llama-bfloat16": Case("llama", dtype="bfloat16"),

@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "thirds": {"hidden_size": 144, "intermediate_size": 336, "vocab_size": 500, "heads": 9, "kv_heads": 3, "tie": True},
     "two-of-four-experts": {"architecture": "mixtral", "hidden_size": 72, "heads": 3, "kv_heads": 1},
     "three-of-eight-experts": {"architecture": "qwen3_moe", "head_dim": 24, "tie": True},
+    "sinks-and-clamped-experts": {"architecture": "gpt_oss", "hidden_size": 72, "heads": 3, "kv_heads": 1},
 }
 # Their networks meet one dtype each.
 GEMMA3: dict[str, Any] = {

@@ -20,7 +20,9 @@ from tests.tiny_checkpoints import WINDOW, write_tiny_checkpoint
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window", "gemma2", "gemma3", "phi4-mini", "qwen3_moe"])
+@pytest.fixture(
+    scope="module", params=["llama", "mistral-window", "gemma2", "gemma3", "phi4-mini", "qwen3_moe", "gpt_oss"]
+)
 def session(
     request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OnnxRuntimeSession]:
@@ -32,6 +34,7 @@ def session(
         "gemma2": {"architecture": "gemma2", "head_dim": 24},
         "gemma3": {"architecture": "gemma3", "head_dim": 24},
         "qwen3_moe": {"architecture": "qwen3_moe"},
+        "gpt_oss": {"architecture": "gpt_oss", "head_dim": 24},
         "phi4-mini": {"architecture": "phi3", "extra_config": {"partial_rotary_factor": 0.75}},
     }
     write_tiny_checkpoint(checkpoint, **options[request.param])

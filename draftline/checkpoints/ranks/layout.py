@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from draftline.checkpoints.config import CheckpointConfig
 from draftline.checkpoints.draft_config import HeadConfig
-from draftline.checkpoints.names import EMBEDDING, LM_HEAD, TargetTensor, weight_map
+from draftline.checkpoints.names import TargetTensor, weight_map
 from draftline.checkpoints.ranks.cuts import Heads, Slice, cut
 from draftline.checkpoints.ranks.mapping import Mapping
+from draftline.checkpoints.weight_rules import EMBEDDING, LM_HEAD
 from draftline.errors import CheckpointError
 
 DRAFT_PREFIX = "draft:"  # of the names of a converted head's tensors among those of the target's source

@@ -170,9 +170,11 @@ def check_checkpoint_dtype(where: str, found: str, dtype: NetworkDtype) -> None:
 def check_rows_fit(where: str, layers: CheckpointConfig, dtype: NetworkDtype) -> None:
     """Raise BuildError where rows of this network grow beyond what float16 holds.
 
-    Source: the residual streams of Gemma 2 and 3 do; vLLM's ``_FLOAT16_NOT_SUPPORTED_MODELS`` names both.
+    Source: the residual streams of Gemma 2 and 3 do; vLLM's ``_FLOAT16_NOT_SUPPORTED_MODELS`` names both. That of
+    gpt-oss-120b does in its last layer (pull request 2444 of onnxruntime-genai).
     """
-    if dtype == "float16" and layers.post_norms:
+    has_clamped_gates = layers.experts is not None and layers.experts.gate_limit is not None
+    if dtype == "float16" and (layers.post_norms or has_clamped_gates):
         rule = f"rows of {layers.architecture} need more than float16's 65504"
         raise BuildError(where, rule, dtype, "set target.dtype to bfloat16 or float32")
 

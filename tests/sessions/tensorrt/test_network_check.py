@@ -100,10 +100,15 @@ def test_float8_weights_agree(tmp_path: Path, dtype: NetworkDtype) -> None:
         assert max(report.differences.values()) < TIGHT[dtype], report.differences
 
 
-@pytest.mark.parametrize("weights_dtype", ["float8", "int4"])
-def test_quantised_experts_agree(tmp_path: Path, weights_dtype: str) -> None:
-    (report,) = run_check(tmp_path, "mixtral", "float16", weights_dtype=weights_dtype)
-    assert max(report.differences.values()) < TIGHT["float16"], report.differences
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "weights_dtype"),
+    [("mixtral", "float16", "float8"), ("mixtral", "float16", "int4"), ("gpt_oss", "bfloat16", "float8")],
+)
+def test_quantised_experts_agree(
+    tmp_path: Path, architecture: Architecture, dtype: NetworkDtype, weights_dtype: str
+) -> None:
+    (report,) = run_check(tmp_path, architecture, dtype, weights_dtype=weights_dtype)
+    assert max(report.differences.values()) < TIGHT[dtype], report.differences
 
 
 def test_int4_weights_agree(tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ def test_a_float8_pool_agrees(tmp_path: Path, dtype: NetworkDtype) -> None:
         assert max(target.differences.values()) < TIGHT[dtype], target.differences
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_of_two_windows_agree(tmp_path: Path, architecture: Architecture, dtype: NetworkDtype) -> None:
     """One layer with a window, one without: each has kernels of its own; norms in float32 beside 16-bit rows."""
@@ -141,11 +146,10 @@ def test_drafters_of_a_gemma_agree(tmp_path: Path) -> None:
         assert max(report.differences.values()) < TIGHT["bfloat16"], report.differences
 
 
-def test_rows_that_overflow_float16_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match=r"target: rows of Gemma3ForCausalLM need more .* set target.dtype to bfloat16"
-    ):
-        run_check(tmp_path, "gemma3", "float16")
+@pytest.mark.parametrize(("architecture", "name"), [("gemma3", "Gemma3ForCausalLM"), ("gpt_oss", "GptOssForCausalLM")])
+def test_rows_that_overflow_float16_are_refused(tmp_path: Path, architecture: Architecture, name: str) -> None:
+    with pytest.raises(BuildError, match=rf"target: rows of {name} need more .* set target.dtype to bfloat16"):
+        run_check(tmp_path, architecture, "float16")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

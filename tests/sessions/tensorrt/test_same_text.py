@@ -98,8 +98,8 @@ def test_the_same_text_as_on_a_cpu(
 
 @pytest.mark.parametrize(
     ("target", "options"),
-    [("gemma3", {}), ("many_experts", {"weights": "external"})],
-    ids=["kernels of two windows", "experts"],
+    [("gemma3", {}), ("many_experts", {"weights": "external"}), ("sinks", {})],
+    ids=["kernels of two windows", "experts", "sinks"],
 )
 def test_the_same_text_of_other_networks(
     machine: FakeMachine, checkpoints: Engines, tmp_path: Path, target: str, options: dict[str, Any]
