@@ -22,7 +22,8 @@ class Layout:
     ``title``: for users. ``parts``: the last words of the names of the tensors that make up a matrix. ``unused``: those
     of tensors that only engines of other arithmetic read, such as scales of activations. ``open_matrix`` checks headers
     and returns the plain tensor. ``notes``: what else whoever converts is to know. ``excluded``: layers that the
-    configuration names as stored plain.
+    configuration names as stored plain. ``separator``: between a matrix's name and those last words. ``plain``: what
+    follows the name where the matrix is stored plain.
     """
 
     title: str
@@ -31,6 +32,8 @@ class Layout:
     open_matrix: Callable[[Parts], SourceTensor]
     notes: tuple[str, ...] = ()
     excluded: frozenset[str] = frozenset()
+    separator: str = "."
+    plain: str = f".{WEIGHT}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def dequantize(
     matrices: dict[str, dict[str, SourceTensor]] = {}
     unused: Counter[str] = Counter()
     for full_name, tensor in tensors.items():
-        name, _, key = full_name.rpartition(".")
+        name, _, key = full_name.rpartition(layout.separator)
         if key in layout.unused:
             unused[key] += 1
         elif key in layout.parts - {WEIGHT} or (key == WEIGHT and not is_float(tensor)):
@@ -80,17 +83,18 @@ def dequantize(
         raise CheckpointError(
             where, f"the checkpoint holds what its configuration says, {layout.title}", got, USE_ORIGINAL
         )
-    if contradicting := sorted(layout.excluded & matrices.keys()):
+    layers = {(name + layout.plain).rpartition(".")[0] for name in matrices}
+    if contradicting := sorted(layout.excluded & layers):
         rule = "layers that the configuration leaves out of quantisation are stored plain"
         raise CheckpointError(where, rule, f"{', '.join(contradicting)} in codes", USE_ORIGINAL)
     for name, parts in matrices.items():
-        weight = f"{name}.{WEIGHT}"
+        weight = name + layout.plain
         if weight in plain:
             parts[WEIGHT] = plain.pop(weight)
         if unknown := sorted(set(parts) - layout.parts):
             rule = f"{name} is stored in one layout, as {', '.join(sorted(layout.parts))}"
             raise CheckpointError(parts[unknown[0]].where, rule, ", ".join(sorted(parts)), USE_ORIGINAL)
-        plain[weight] = layout.open_matrix(Parts(name, parts))
+        plain[weight] = layout.open_matrix(Parts(name, parts, layout.separator))
         bias = f"{name}.{BIAS}"
         if bias in plain and bias not in wanted and not read_whole(plain[bias]).any():
             del plain[bias]

@@ -19,6 +19,7 @@ class Parts:
 
     name: str
     tensors: Mapping[str, SourceTensor]
+    separator: str = "."
 
     def tensor(self, key: str, dtypes: Sequence[str], shape: Sequence[int | None] | None = None) -> SourceTensor:
         """Return a part of one of ``dtypes`` and of ``shape``, in which None is any size; by default of any shape.
@@ -43,7 +44,7 @@ class Parts:
 
     def error(self, key: str, rule: str, got: object, cure: str = FETCH_AGAIN) -> CheckpointError:
         where = self.tensors[key].where
-        return CheckpointError(where, f"tensor {self.name}.{key} {rule}", got, cure)
+        return CheckpointError(where, f"tensor {self.name}{self.separator}{key} {rule}", got, cure)
 
 
 def is_float(tensor: SourceTensor) -> bool:

@@ -16,6 +16,7 @@ from draftline.checkpoints.quantized.float8 import fbgemm_layout, float8_layout
 from draftline.checkpoints.quantized.gptq import gptq_layout
 from draftline.checkpoints.quantized.layout import Layout
 from draftline.checkpoints.quantized.modelopt import modelopt_layout
+from draftline.checkpoints.quantized.mxfp4 import mxfp4_layout
 from draftline.checkpoints.quantized.parts import USE_ORIGINAL
 from draftline.errors import CheckpointError
 
@@ -31,6 +32,7 @@ LAYOUTS: dict[str, Callable[[JsonObject], Layout]] = {
     "fbgemm_fp8": fbgemm_layout,
     "compressed-tensors": compressed_tensors_layout,
     "modelopt": modelopt_layout,
+    "mxfp4": mxfp4_layout,
 }
 _TABLES = "codes that stand for entries of tables, or of a lattice"
 _KERNELS = "an order of codes that only its kernels know"
@@ -48,7 +50,6 @@ REFUSED: dict[str, str] = {
     "higgs": _TABLES,
     "hqq": "codes whose order depends on its version and backend",
     "metal": _KERNELS,
-    "mxfp4": "codes with exponents of blocks, in matrices of several experts",
     "mxfp8": "codes with exponents of blocks, in a layout of its own",
     "nvfp4": _FLOAT4,
     "quanto": _CLASSES,

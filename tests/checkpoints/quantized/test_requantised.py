@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftline.quantization import quantize_int4_blocks, quantize_int8_blocks
-from tests.tiny_packings import Pack, Packed, float8_packing, gptq_packing
+from tests.tiny_packings import FLOAT4, Pack, Packed, float8_packing, gptq_packing
 
 PAGE = (Path(__file__).parents[3] / "docs" / "targets.md").read_text(encoding="utf-8")
 READ_FROM: dict[str, Pack] = {
@@ -20,7 +20,17 @@ READ_FROM: dict[str, Pack] = {
     "4 bits, groups of 128, symmetric": gptq_packing(group_size=128),
     "4 bits, groups of 128, with zero points": gptq_packing(group_size=128, symmetric=False),
     "4 bits, groups of 128, symmetric, in the order of activations": gptq_packing(group_size=128, act_order=True),
+    "MXFP4, a power of two for 32 inputs": lambda weight: Packed({}, in_mxfp4(weight)),
 }
+
+
+def in_mxfp4(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to the nearest code, with the smallest power of two that lets none overflow."""
+    blocks, steps = weight.reshape(-1, 32), np.array(FLOAT4, np.float32)
+    powers = np.exp2(np.ceil(np.log2(np.abs(blocks).max(axis=1, keepdims=True) / steps[-1])))
+    magnitudes = steps[np.searchsorted((steps[1:] + steps[:-1]) / 2, np.abs(blocks) / powers)]
+    rounded: NDArray[np.float32] = (np.copysign(magnitudes, blocks) * powers).astype(np.float32)
+    return rounded.reshape(weight.shape)
 
 
 def in_int8(weight: NDArray[np.float32]) -> NDArray[Any]:
