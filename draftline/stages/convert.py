@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from draftline.config import Pipeline
+from draftline.stages.conversion import ConvertResult, say_dropped_tokens, say_notes, say_unused_heads
 from draftline.stages.stage import Stage, StageCall
 from draftline.stages.tensorrt_llm import checkpoint_inputs, is_tensorrt_llm
-
-
-@dataclass(frozen=True)
-class ConvertResult:
-    """``draft_layers``: of each draft, 0 for one without weights."""
-
-    architecture: str
-    dtype: str
-    num_hidden_layers: int
-    hidden_size: int
-    vocab_size: int
-    draft_layers: tuple[int, ...]
 
 
 def run(call: StageCall) -> ConvertResult:
@@ -43,8 +31,8 @@ def run(call: StageCall) -> ConvertResult:
     advances = _split_progress(call)
     target = convert_checkpoint(call.source, call.destination, dtype, advances[0])
     say_notes(call, "target", call.source)
-    _say_unused_heads(call)
-    _say_dropped_tokens(call, target.vocab_size)
+    say_unused_heads(call)
+    say_dropped_tokens(call, target.vocab_size)
     draft_layers = []
     for index, (draft, source) in enumerate(zip(call.pipeline.draft, call.draft_sources, strict=True)):
         destination, advance = call.destination / draft_folder(index), advances[index + 1]
@@ -74,35 +62,6 @@ def run(call: StageCall) -> ConvertResult:
         target.vocab_size,
         tuple(draft_layers),
     )
-
-
-def say_notes(call: StageCall, what: str, source: Path) -> None:
-    """Say what is to be known of a published checkpoint whose quantisation was undone."""
-    from draftline.checkpoints.convert import open_source
-
-    if (source / "config.json").is_file():
-        for note in open_source(source, call.pipeline.target.dtype).notes:
-            call.say(f"{what}: {note}")
-
-
-def _say_unused_heads(call: StageCall) -> None:
-    """Medusa heads among the target's tensors are no part of the target: nothing else says that they are left out."""
-    from draftline.checkpoints.drafts.medusa import holds_medusa_heads
-    from draftline.checkpoints.huggingface import open_weights
-
-    reads_them = any(draft.method == "medusa" for draft in call.pipeline.draft)
-    if not reads_them and (call.source / "config.json").is_file() and holds_medusa_heads(open_weights(call.source)):
-        call.say(
-            "the target holds Medusa heads, which are left out; a draft of method medusa from its folder reads them"
-        )
-
-
-def _say_dropped_tokens(call: StageCall, vocab_size: int) -> None:
-    from draftline.checkpoints.tokenizer import TOKENIZER_FILE, load_tokenizer
-
-    if (call.source / TOKENIZER_FILE).is_file():
-        for token in load_tokenizer(call.source).tokens_without_rows(vocab_size):
-            call.say(f"the tokenizer's {token} is left out: the model has no row for it")
 
 
 def _split_progress(call: StageCall) -> list[Callable[[int, int], None]]:

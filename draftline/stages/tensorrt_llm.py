@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from draftline.config import Pipeline
 from draftline.config.tensorrt_llm import BACKEND
 from draftline.errors import CheckpointError, PipelineError
+from draftline.stages.conversion import ConvertResult, say_notes
 from draftline.stages.inputs import package_version
 from draftline.stages.stage import StageCall, setting_of
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from draftline.checkpoints.llmapi import Published
     from draftline.checkpoints.ranks.convert import HeadSource
     from draftline.sessions.tensorrt_llm import EngineLimits
-    from draftline.stages.convert import ConvertResult
 
 # What the output of a stage depends on, beside what it depends on for every backend.
 CHECKPOINT_SETTINGS = ("engine.backend", "tree.kind", "tree.choices", "tree.max_depth")
@@ -89,7 +89,6 @@ def convert(call: StageCall) -> ConvertResult:
     """Write the checkpoint of ``trtllm-build``, or what ``llmapi`` is to read."""
     from draftline.checkpoints.ranks.convert import convert_for_ranks
     from draftline.checkpoints.ranks.mapping import Mapping
-    from draftline.stages.convert import ConvertResult, say_notes
 
     engine, dtype = call.pipeline.engine, call.pipeline.target.dtype
     if engine.route == "llmapi":
