@@ -79,7 +79,7 @@ def _describe_model(path: Path) -> Iterator[str]:
     )
     if config.experts is not None:
         count, per_token, size = config.experts.num_experts, config.experts.per_token, config.experts.intermediate_size
-        yield f"experts: {count} of {size} in a layer, {per_token} for a token"
+        yield f"experts: {count} in a layer, {size} wide, {per_token} for a token"
     yield _parameters(wanted, checkpoint.tensors)
     yield from checkpoint.notes
     known = known_positions(config.max_position_embeddings, config.rotary_scaling)

@@ -12,11 +12,9 @@ def check_architectures(pipeline: Pipeline, root: Path) -> None:
 
     TensorRT-LLM's route ``llmapi`` reads models that are none of ours.
 
-    Raises: CheckpointError for an architecture that the graphs do not compute, and a quantisation that is not read.
+    Raises: CheckpointError for a network that the graphs do not compute, and a quantisation that is not read.
     """
     from draftline.checkpoints.json_object import load_json
-    from draftline.checkpoints.quantized.stated import find_quantization
-    from draftline.checkpoints.refused_architectures import check_architecture
 
     if pipeline.engine.route == "llmapi":
         return
@@ -24,9 +22,12 @@ def check_architectures(pipeline: Pipeline, root: Path) -> None:
     for reference in (pipeline.target.checkpoint, *models):
         folder = root / (reference or "")
         if (folder / "config.json").is_file():
-            config = load_json(folder / "config.json")
-            check_architecture(config)
-            if (stated := find_quantization(folder, config)) is not None:
-                from draftline.checkpoints.quantized.recognition import recognise_layout  # which needs numpy
+            # Those need numpy, which a command without a folder to look at does not import.
+            from draftline.checkpoints.huggingface_config import parse_huggingface_config
+            from draftline.checkpoints.quantized.recognition import recognise_layout
+            from draftline.checkpoints.quantized.stated import find_quantization
 
+            config = load_json(folder / "config.json")
+            if (stated := find_quantization(folder, config)) is not None:
                 recognise_layout(stated)
+            parse_huggingface_config(config, None, pipeline.target.dtype)

@@ -173,4 +173,4 @@ def test_ranks_are_of_dense_models(tmp_path: Path, architecture: Architecture, n
 
 def test_a_checkpoint_says_how_many_it_has(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "s", "qwen3_moe")
-    assert "experts: 8 of 48 in a layer, 3 for a token" in describe_checkpoint(str(source), None)
+    assert "experts: 8 in a layer, 48 wide, 3 for a token" in describe_checkpoint(str(source), None)

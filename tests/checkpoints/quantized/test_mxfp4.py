@@ -217,7 +217,7 @@ def test_show_says_what_it_is(tmp_path: Path) -> None:
     write_mxfp4(tmp_path)
     text = "\n".join(describe_checkpoint(str(tmp_path), None))
     assert "GptOssForCausalLM: 1 layers" in text
-    assert "experts: 4 of 32 in a layer, 2 for a token" in text
+    assert "experts: 4 in a layer, 32 wide, 2 for a token" in text
     assert "quantised: MXFP4, a power of two for 32 inputs; 2 matrices" in text
     assert "gates clamped at 1" in text
 
