@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from draftline.kernels.cases import NUMPY_DTYPES, SMALL
+from draftline.kernels.cases import NUMPY_DTYPES, SMALL, no_sinks
 from draftline.kernels.shape import Dtype, KernelShape, KvDtype
 from draftline.oracle import round_as_pool
 from tests.kernels.interpreter import interpreted, run_attention, run_commit
@@ -45,7 +45,7 @@ def test_all_codes_of_float8() -> None:
     row = np.zeros((1, 1, 256), np.float32)
     tables = {"block_table": [[0]], "context_lengths": [1], "sequence_starts": [0, 1], "packed_mask": [[1]]}
     integers = {name: np.array(table, np.int32) for name, table in tables.items()}
-    inputs = {"q": row, "k_new": row, "v_new": row, "kv_pool": pool, **integers}
+    inputs = {"q": row, "k_new": row, "v_new": row, "kv_pool": pool, "sinks": no_sinks(1), **integers}
     out = interpreted(run_attention, shape, SMALL, inputs, (1.0, 1.0, 1.0))
     np.testing.assert_array_equal(2 * out[0], codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
