@@ -21,6 +21,7 @@ from draftline.checkpoints.dtypes import check_convertible_dtype
 from draftline.checkpoints.huggingface import WEIGHTS_FILES, copy_tokenizer_files
 from draftline.checkpoints.json_object import JsonObject, load_json
 from draftline.checkpoints.known_positions import known_positions
+from draftline.checkpoints.quantized.stated import find_quantization
 from draftline.checkpoints.tokenizer import check_tokenizer
 from draftline.checkpoints.trtllm import CONFIG_FILE, write_json
 from draftline.errors import CheckpointError
@@ -106,7 +107,7 @@ def read_published(folder: Path) -> Published:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise raw.error("architectures", "a list of one name", names, "fetch the checkpoint again")
-    _check_quantization(raw)
+    _check_quantization(folder, raw)
     inner = raw.get("text_config")  # of a model that reads images too
     text = JsonObject(raw.where, {**raw.values, **inner}) if isinstance(inner, dict) else raw
     vocab_size = text.integer("vocab_size")
@@ -123,18 +124,18 @@ def read_published(folder: Path) -> Published:
     )
 
 
-def _check_quantization(raw: JsonObject) -> None:
+def _check_quantization(folder: Path, raw: JsonObject) -> None:
     """Raise CheckpointError for a quantised checkpoint that TensorRT-LLM would read as a plain one."""
-    settings = raw.get("quantization_config")
+    settings = find_quantization(folder, raw)
     if settings is None:
         return
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    method = settings.get("quant_method")
     if method not in QUANT_METHODS:
         rule = f"TensorRT-LLM's PyTorch backend reads quant_method {', '.join(QUANT_METHODS)}"
-        raise CheckpointError(raw.where, rule, json.dumps(method), _OTHER_CHECKPOINT)
+        raise CheckpointError(settings.where, rule, json.dumps(method), _OTHER_CHECKPOINT)
     if method == "fp8" and settings.get("weight_block_size") != FP8_BLOCK:
         rule = f"TensorRT-LLM's PyTorch backend reads quant_method fp8 with weight_block_size {FP8_BLOCK}"
-        raise CheckpointError(raw.where, rule, json.dumps(settings.get("weight_block_size")), _OTHER_CHECKPOINT)
+        raise CheckpointError(settings.where, rule, json.dumps(settings.get("weight_block_size")), _OTHER_CHECKPOINT)
 
 
 def _check_weights_files(folder: Path) -> None:

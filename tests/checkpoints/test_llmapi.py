@@ -103,6 +103,13 @@ def test_quantised_targets_that_would_be_read_as_plain_ones_are_refused(
         read_published(folder)
 
 
+def test_a_quantisation_that_stands_in_a_file_of_its_tool_is_refused_too(target: Path, tmp_path: Path) -> None:
+    folder = edited(target, tmp_path / "model")
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 128}))
+    with pytest.raises(CheckpointError, match=r'quantize_config.json: .*reads quant_method .*; got "gptq"'):
+        read_published(folder)
+
+
 def test_every_file_of_the_weights_is_there(target: Path, tmp_path: Path) -> None:
     folder = edited(target, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
