@@ -107,6 +107,7 @@ class GenerationService:
         self._engine.close()
         self._ready.put(None)
         self._sender_thread.join()
+        self._metrics.close()
 
     def _start(self, request: Any, sender: Any) -> None:
         arrays = read_inputs(request)
@@ -214,6 +215,7 @@ class GenerationService:
         if flags:
             with self._lock:
                 self._calls.discard(call)
+            call.streams = []  # out of the circle: a sender that outlives Triton's stub takes the process down with it
 
     def _build_response(self, stream: _Stream, outputs: Sequence[Output]) -> Any:
         """Return an ``InferenceResponse``, or None for the plain end that a client gets who cancelled."""

@@ -106,6 +106,12 @@ class MetricsReporter:
             self._set(attribute, getattr(statistics, attribute))
         self._report_speculation(statistics.speculation)
 
+    def close(self) -> None:
+        """Forget every metric: a family that outlives Triton's stub takes the process down with it."""
+        self._gauges.clear()
+        self._counters.clear()
+        self._families.clear()
+
     def _set(self, key: str, value: int) -> None:
         if self._last.get(key) != value:  # a set is a round trip to the server
             self._gauges[key].set(float(value))

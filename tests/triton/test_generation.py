@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -163,6 +165,35 @@ def test_tokens_that_pile_up_leave_together(service, engine) -> None:
     assert texts == [b"a", b"bbbc"]
     assert [response.arrays["num_output_tokens"].item() for response, _ in request.sender.sent] == [1, 5]
     assert [flags for _, flags in request.sender.sent] == [0, FINAL]
+
+
+def test_what_belongs_to_the_stub_is_let_go_before_the_stub_ends(engine, model) -> None:
+    """Without waiting for Python's collector, which runs when Triton's stub has gone, and crashes there."""
+    families = weakref.WeakSet()
+
+    class Family(FakeMetricFamily):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            families.add(self)
+
+    pb_utils = SimpleNamespace(**{**vars(PB_UTILS), "MetricFamily": Family})
+    service = GenerationService(
+        engine, model, pb_utils, cancellation_period_ms=10, statistics_period_ms=10, control_id=None
+    )
+    request = make_request()
+    sender = weakref.ref(request.sender)
+    gc.disable()
+    try:
+        service.execute([request])
+        engine.emit(0, [8], "x", "max_tokens")
+        assert request.sender.final.wait(5)
+        assert len(families) > 0
+        service.close()
+        del request
+        assert sender() is None
+        assert len(families) == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("exclude", [True, False])
