@@ -101,16 +101,18 @@ class Client:
     def cancel(self, request_id: str) -> None:
         """End a running request; its stream ends. Nothing happens where no request has this id.
 
-        A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told.
-
-        Raises: RequestError where TensorRT-LLM's llmapi model answers, which is not told.
+        A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told; where
+        the classic names stand before TensorRT-LLM's llmapi model, they are.
         """
-        if self._is_relayed():
-            rule = "a request to TensorRT-LLM's llmapi model ends with its stream"
-            raise RequestError("request_id", rule, request_id, "close the stream instead")
         row = ("INT32", [1])
-        inputs: Inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, "stop": ("BOOL", [True])}
-        for _ in self._stream(_build_request("tensorrt_llm", request_id, inputs), timeout_seconds=10.0):
+        stop: Inputs = {"stop": ("BOOL", [True])}
+        if self._is_relayed():
+            model = "ensemble"
+            inputs: Inputs = {"text_input": ("BYTES", [b""]), "max_tokens": row, **stop}
+        else:
+            model = "tensorrt_llm"
+            inputs = {"input_ids": row, "input_lengths": row, "request_output_len": row, **stop}
+        for _ in self._stream(_build_request(model, request_id, inputs), timeout_seconds=10.0, is_stop=True):
             pass
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -138,7 +140,9 @@ class Client:
                 raise self._unreachable(error) from error
         return self._configs[model]
 
-    def _stream(self, request: Any, timeout_seconds: float | None) -> Generator[Any, None, None]:
+    def _stream(
+        self, request: Any, timeout_seconds: float | None, *, is_stop: bool = False
+    ) -> Generator[Any, None, None]:
         """Yield the responses of one request; closing the iterator ends the request.
 
         The call is read to its end, past the final response: cancelling one that is just ending makes Triton 2.51 keep
@@ -160,26 +164,25 @@ class Client:
             is_ended = error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
             raise self._unreachable(error) from error
         finally:
-            if not is_ended:
-                self._abandon(call, request, has_started=has_started)
+            if not is_ended and is_stop:
+                call.cancel()
+            elif not is_ended:
+                self._abandon(call, request.id, has_started=has_started)
         if message:
             raise _read_error(message)
         if not is_final:
             raise ServerError(self._url, "must finish its answer", "an end without a final response", "ask again")
 
-    def _abandon(self, call: Any, request: Any, *, has_started: bool) -> None:
+    def _abandon(self, call: Any, request_id: str, *, has_started: bool) -> None:
         """End a request whose answer nobody reads any more."""
-        if self._is_relayed():  # the relay sees that its client is gone
-            call.cancel()
-            return
-        if request.model_name == "ensemble" and has_started:
-            self.cancel(request.id)  # the engine has it, so this is its end, and the call ends by itself
+        if has_started:
+            self.cancel(request_id)  # the engine has it, so this is its end, and the call ends by itself
             with contextlib.suppress(grpc.RpcError):
                 for _ in call:
                     pass
+            return
         call.cancel()
-        if request.model_name == "ensemble" and not has_started:
-            self.cancel(request.id)
+        self.cancel(request_id)
 
     def _unreachable(self, error: grpc.RpcError) -> ServerError:
         return ServerError(

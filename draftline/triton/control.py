@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from draftline.triton.addresses import local_host
 from draftline.triton.metrics import ACTIVE_REQUESTS
 
 
@@ -22,7 +23,7 @@ class ServerControl:
     """``key: secret`` is the header of the restricted model-repository API; the secret ends requests as well."""
 
     def __init__(self, host: str, ports: ServerPorts, key: str, secret: str) -> None:
-        self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self._host = local_host(host)
         self._ports = ports
         self._key, self._secret = key, secret
 

@@ -113,6 +113,7 @@ NEUTRAL: dict[str, tuple[Scalar, ...]] = {
     "prompt_vocab_size": (0,),
 }
 IGNORED = ("pad_id",)  # one sequence is not padded
+STOP = "stop"  # with the id of a running request: ends it
 
 
 def _front_input(tensor: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def _front_input(tensor: Tensor) -> Tensor:
 
 FRONT = Model(
     "ensemble",
-    tuple(map(_front_input, ENSEMBLE_INPUTS)),
+    (*map(_front_input, ENSEMBLE_INPUTS), _optional(STOP, "BOOL")),
     tuple(tensor for tensor in ENSEMBLE_OUTPUTS if tensor.name in OUTPUT_NAMES.values()),
     decoupled=True,
 )

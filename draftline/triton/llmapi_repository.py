@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from draftline.checkpoints.tokenizer import Tokenizer
+from draftline.triton.addresses import local_address
 from draftline.triton.chat import publish_chat_template
 from draftline.triton.llmapi_contract import FRONT, LLMAPI
 from draftline.triton.repository import write_model
@@ -42,7 +43,12 @@ def write_llmapi_repository(
     settings = model_settings(pipeline, target, draft, captured_layers)
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     (destination / LLMAPI.name / "1" / MODEL_FILE).write_text(text, encoding="utf-8")
-    parameters = {"max_requests": str(pipeline.engine.max_batch_size), **publish_chat_template(tokenizer)}
+    parameters = {
+        "llmapi_address": local_address(pipeline.serve.host, pipeline.serve.http_port),
+        "max_requests": str(pipeline.engine.max_batch_size),
+        "cancellation_check_period_ms": "100",
+        **publish_chat_template(tokenizer),
+    }
     write_model(destination / FRONT.name, FRONT, 1, parameters, folder="llmapi")
     write_llmapi_script(destination, pipeline)
 

@@ -2,81 +2,135 @@
 
 from __future__ import annotations
 
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock, Thread
 from typing import Any
 
+import numpy as np
+
 from draftline.errors import RequestError
-from draftline.triton.llmapi_contract import INPUT_NAMES, LLMAPI, OUTPUT_NAMES
+from draftline.triton.llmapi_client import LlmapiClient, LlmapiError
+from draftline.triton.llmapi_contract import INPUT_NAMES, STOP
 from draftline.triton.llmapi_front import Answer, tell_request
-from draftline.triton.tensors import read_inputs
+from draftline.triton.tensors import Arrays, read_inputs
 
 UNEXPECTED = "the request ended unexpectedly; read the server's log"
 
 
 class FrontService:
-    """Relays requests, each in a thread of its own: Triton's iterator over the answers of another model blocks.
+    """Relays requests, each in a thread of its own, as reading the answers of the other model blocks.
 
-    ``triton`` is ``triton_python_backend_utils``; ``max_requests`` are relayed at once, further ones wait.
+    ``triton`` is ``triton_python_backend_utils``; ``max_requests`` are relayed at once, further ones wait. A request
+    with ``stop`` ends those of the same id. The model is told within ``cancellation_check_period_ms`` that nobody waits
+    for a request any more: it was stopped, or its client is gone.
     """
 
-    def __init__(self, triton: Any, *, max_requests: int) -> None:
+    def __init__(
+        self, triton: Any, llmapi: LlmapiClient, *, max_requests: int, cancellation_check_period_ms: int
+    ) -> None:
         self._triton = triton
+        self._llmapi = llmapi
         self._threads = ThreadPoolExecutor(max_requests, thread_name_prefix="relay")
+        self._period_seconds = cancellation_check_period_ms / 1000
+        self._lock = Lock()
+        self._running: dict[str, _Reply] = {}  # by the id that the model knows a request by
+        self._is_closing = Event()
+        self._watcher = Thread(target=self._watch, name="cancellation")
+        self._watcher.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._threads.submit(self._serve, request)
+            reply = _Reply(request, self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            inputs = read_inputs(request)
+            if np.any(inputs.get(STOP, False)):
+                self._stop(reply.request_id)
+                reply.end()
+            else:
+                their_id = uuid.uuid4().hex
+                with self._lock:
+                    self._running[their_id] = reply
+                self._threads.submit(self._serve, their_id, inputs, reply)
 
     def close(self) -> None:
         """Wait for the requests that run."""
         self._threads.shutdown()
+        self._is_closing.set()
+        self._watcher.join()
 
-    def _serve(self, request: Any) -> None:
-        sender = request.get_response_sender()
+    def _stop(self, request_id: str) -> None:
+        with self._lock:
+            replies = [reply for reply in self._running.values() if request_id and reply.request_id == request_id]
+        for reply in replies:
+            reply.end()
+
+    def _watch(self) -> None:
+        while not self._is_closing.wait(self._period_seconds):
+            with self._lock:
+                asked = [(their_id, reply) for their_id, reply in self._running.items() if reply.is_asked]
+            for their_id, reply in asked:
+                if reply.is_over():
+                    self._llmapi.stop(their_id)
+
+    def _serve(self, their_id: str, inputs: Arrays, reply: _Reply) -> None:
         last = self._error(UNEXPECTED)  # sent in any case: a client must not wait for ever
         try:
-            last = self._relay(request, sender)
-        except RequestError as error:
-            last = self._error(str(error))
-        except self._triton.TritonModelException as error:
+            if not reply.is_over():  # while it waited
+                last = self._relay(their_id, inputs, reply)
+        except (RequestError, LlmapiError) as error:
             last = self._error(str(error))
         finally:
-            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            sender.send(last, flags) if last is not None else sender.send(flags=flags)
+            reply.end(last)
+            with self._lock:
+                del self._running[their_id]
 
-    def _relay(self, request: Any, sender: Any) -> Any:
+    def _relay(self, their_id: str, inputs: Arrays, reply: _Reply) -> Any:
         """Pass on what is streamed, and return what is left to send with the final flag: None where nothing is."""
-        inputs = tell_request(read_inputs(request))
-        is_streamed = INPUT_NAMES["stream"] in inputs and bool(inputs[INPUT_NAMES["stream"]][0])
+        told = tell_request(inputs)
+        is_streamed = INPUT_NAMES["stream"] in told and bool(told[INPUT_NAMES["stream"]][0])
         answer = Answer(is_streamed=is_streamed)
+        reply.is_asked = True
         last = None
-        for response in self._ask(request.request_id(), inputs):
-            if response.has_error():
-                return self._error(response.error().message())  # Triton's iterator must not be read past an error
-            arrays = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-            # A request whose client is gone is read to its end: told to stop, the model ends it with an error, and
-            # Triton's iterator over a stream that an error ends behind other responses never ends itself.
-            if not arrays or sender.is_cancelled():
-                continue
+        for arrays in self._llmapi.stream(their_id, told):
             last = self._response(answer.tell_response(arrays))
             if is_streamed:
-                sender.send(last)
+                reply.send(last)
                 last = None
         return last
 
-    def _ask(self, request_id: str, inputs: dict[str, Any]) -> Any:
-        tensors = [self._triton.Tensor(name, array) for name, array in inputs.items()]
-        asked = self._triton.InferenceRequest(
-            model_name=LLMAPI.name,
-            request_id=request_id,
-            requested_output_names=list(OUTPUT_NAMES),
-            inputs=tensors,
-        )
-        return asked.exec(decoupled=True)
-
-    def _response(self, arrays: dict[str, Any]) -> Any:
+    def _response(self, arrays: Arrays) -> Any:
         tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]
         return self._triton.InferenceResponse(output_tensors=tensors)
 
     def _error(self, message: str) -> Any:
         return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(message))
+
+
+class _Reply:
+    """The responses to one request: none after the last, whichever thread sends that."""
+
+    def __init__(self, request: Any, final: int) -> None:
+        self.request_id: str = request.request_id()
+        self.is_asked = False  # of the model
+        self._sender = request.get_response_sender()
+        self._final = final
+        self._lock = Lock()
+        self._has_ended = False
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for more: it has ended, or its client is gone."""
+        with self._lock:
+            return self._has_ended or bool(self._sender.is_cancelled())
+
+    def send(self, response: Any) -> None:
+        with self._lock:
+            if not self._has_ended:
+                self._sender.send(response)
+
+    def end(self, response: Any = None) -> None:
+        """Send the last one, or where that is None the plain end."""
+        with self._lock:
+            if not self._has_ended:
+                self._has_ended = True
+                flags = self._final
+                self._sender.send(flags=flags) if response is None else self._sender.send(response, flags)

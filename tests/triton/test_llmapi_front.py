@@ -9,7 +9,7 @@ import pytest
 
 from draftline.errors import RequestError
 from draftline.triton.contract import ENSEMBLE_INPUTS, ENSEMBLE_OUTPUTS
-from draftline.triton.llmapi_contract import FRONT, IGNORED, INPUT_NAMES, INPUTS, NEUTRAL, OUTPUT_NAMES, OUTPUTS
+from draftline.triton.llmapi_contract import FRONT, IGNORED, INPUT_NAMES, INPUTS, NEUTRAL, OUTPUT_NAMES, OUTPUTS, STOP
 from draftline.triton.llmapi_front import Answer, tell_request
 from tests.triton.classic_client import scalars
 
@@ -24,7 +24,7 @@ def test_the_tables_name_tensors_that_are_there() -> None:
     for tensor in OUTPUTS:
         if tensor.name in OUTPUT_NAMES:
             assert outputs[OUTPUT_NAMES[tensor.name]] == tensor.datatype, tensor.name
-    assert [tensor.name for tensor in FRONT.inputs] == [tensor.name for tensor in ENSEMBLE_INPUTS]
+    assert [tensor.name for tensor in FRONT.inputs] == [*(tensor.name for tensor in ENSEMBLE_INPUTS), STOP]
 
 
 def test_a_request_loses_its_batch_dimension_and_gets_their_names() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +40,9 @@ def load_tiny_tokenizer() -> Tokenizer:
 TOKENIZER = load_tiny_tokenizer()
 
 
-def make_pipeline(method: str | None = None, tree: dict[str, Any] | None = None, **engine: Any) -> Pipeline:
+def make_pipeline(
+    method: str | None = None, tree: dict[str, Any] | None = None, serve: dict[str, Any] | None = None, **engine: Any
+) -> Pipeline:
     draft = {"method": method} | ({} if method == "ngram" else {"checkpoint": "head"}) if method else None
     return Pipeline.model_validate(
         {
@@ -54,6 +59,7 @@ def make_pipeline(method: str | None = None, tree: dict[str, Any] | None = None,
                 **engine,
             },
             "kv_cache": {"dtype": "bfloat16", "block_size": 32, "max_blocks": 100, "free_gpu_memory_fraction": 0.5},
+            "serve": serve or {},
         }
     )
 
@@ -149,10 +155,11 @@ def test_configurations_parse_and_agree_with_what_the_model_completes(tmp_path: 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     build = tmp_path_factory.mktemp("llmapi")
     repository = build / "model_repository"
-    settings_of(repository, make_pipeline())
+    ports = find_free_ports()
+    settings_of(repository, make_pipeline(serve={"http_port": ports.http}))
     model = Path(__file__).parent / "scripted_llmapi" / "model.py"
     shutil.copyfile(model, repository / "tensorrt_llm" / "1" / "model.py")
-    with TritonServer(repository, host="127.0.0.1", ports=find_free_ports(), log_file=build / "log") as server:
+    with TritonServer(repository, host="127.0.0.1", ports=ports, log_file=build / "log") as server:
         yield server
         assert server.stop() == 0
 
@@ -204,14 +211,64 @@ def test_the_terminal_gets_the_answer(server: TritonServer, capsys: pytest.Captu
         client.generate("one", max_tokens=2, return_acceptance=True)
 
 
-def test_a_client_that_goes_away_leaves_the_server_as_it_was(server: TritonServer) -> None:
-    """More of them than the front has threads; that it stops cleanly in the end the fixture asserts."""
-    words = " ".join(map(str, range(300)))
+LONG = " ".join(map(str, range(3000)))  # 15 s of the scripted model
+
+
+def wait_until_nothing_runs(client: Client) -> None:
+    for _ in range(50):
+        if client.generate("running", max_tokens=2, timeout_seconds=20.0) == "0":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the model still runs requests")
+
+
+def test_a_client_that_goes_away_ends_what_the_model_does(server: TritonServer) -> None:
+    """More of them than the front has threads."""
     with Client(f"127.0.0.1:{server.ports.grpc}") as client:
         for _ in range(6):
-            stream = client.stream(words, max_tokens=1000)
+            stream = client.stream(LONG, max_tokens=5000)
             assert next(stream) == "0"
             stream.close()
-        assert client.generate("still there", max_tokens=2, timeout_seconds=20.0) == "still there"
-        with pytest.raises(RequestError, match=r"ends with its stream; got mine; close the stream"):
-            client.cancel("mine")
+        wait_until_nothing_runs(client)
+
+
+def test_a_client_that_drops_its_connection_ends_what_the_model_does(server: TritonServer) -> None:
+    body = json.dumps({"text_input": LONG, "max_tokens": 5000, "stream": True}).encode()
+    head = f"POST /v2/models/ensemble/generate_stream HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        with socket.create_connection(("127.0.0.1", server.ports.http)) as asked:
+            asked.sendall(head.encode() + body)
+            while client.generate("running", max_tokens=2, timeout_seconds=20.0) == "0":
+                time.sleep(0.02)
+        wait_until_nothing_runs(client)
+
+
+def test_another_client_cancels(server: TritonServer) -> None:
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client, Client(f"127.0.0.1:{server.ports.grpc}") as other:
+        stream = client.stream(LONG, max_tokens=5000, request_id="mine")
+        first = next(stream)
+        other.cancel("mine")
+        said = first + "".join(stream)
+        assert LONG.startswith(said)
+        assert len(said) < len(LONG)
+        wait_until_nothing_runs(client)
+        client.cancel("mine")  # nobody's by now: nothing happens
+
+
+def test_requests_that_wait_are_cancelled(server: TritonServer) -> None:
+    """All of the front's threads are taken: the one that waits ends at once, and is never asked of the model."""
+    words = " ".join(map(str, range(200)))
+
+    def ask(request_id: str) -> str:
+        with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+            return client.generate(words, max_tokens=1000, request_id=request_id)
+
+    with ThreadPoolExecutor(5) as threads, Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        running = [threads.submit(ask, f"running-{index}") for index in range(4)]
+        time.sleep(0.2)
+        waiting = threads.submit(ask, "waiting")
+        time.sleep(0.2)
+        client.cancel("waiting")
+        assert waiting.result(timeout=10.0) == ""
+        assert not any(answer.done() for answer in running)
+        assert [answer.result() for answer in running] == [words] * 4

@@ -1,6 +1,7 @@
 """TensorRT-LLM's llmapi model as far as the wire goes: it says the words of its prompt, as they are asked for.
 
 Streamed responses carry the text so far, numbers come as text, and ``stop`` ends the request of the same id: as there.
+The prompt ``running`` is answered with the number of other requests that run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,21 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonPythonModel:
     def initialize(self, args):
         self.stopped = set()
+        self.num_running = 0
+        self.lock = threading.Lock()
 
     def execute(self, requests):
         for request in requests:
-            threading.Thread(target=self.answer, args=(request,)).start()
+            threading.Thread(target=self.count, args=(request,)).start()
+
+    def count(self, request):
+        with self.lock:
+            self.num_running += 1
+        try:
+            self.answer(request)
+        finally:
+            with self.lock:
+                self.num_running -= 1
 
     def answer(self, request):
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -31,6 +43,8 @@ class TritonPythonModel:
             sender.send(self.error("Request cancelled by client"), flags=FINAL)
             return
         words = given["text_input"][0].decode().split(" ")[: int(given["sampling_param_max_tokens"][0])]
+        if words == ["running"]:
+            words = [str(self.num_running - 1)]
         if words == ["fail"]:
             sender.send(self.error("Error generating request: asked for"), flags=FINAL)
             return
