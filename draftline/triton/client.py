@@ -101,8 +101,8 @@ class Client:
     def cancel(self, request_id: str) -> None:
         """End a running request; its stream ends. Nothing happens where no request has this id.
 
-        A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told; where
-        the classic names stand before TensorRT-LLM's llmapi model, they are.
+        A server does not tell the engine inside an ensemble that a client is gone, so the engine itself is told, or
+        what stands before TensorRT-LLM's llmapi model.
         """
         row = ("INT32", [1])
         stop: Inputs = {"stop": ("BOOL", [True])}
