@@ -15,6 +15,19 @@ from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.errors import CheckpointError
 from tests.tiny_checkpoints import random_tensors
 
+MEASURE_MEMORY = """
+import sys
+from pathlib import Path
+from draftline.checkpoints.convert import convert_checkpoint
+from tests.resident_memory import peak_bytes, resident_bytes
+
+source, tiny, destination, dtype = sys.argv[1:]
+convert_checkpoint(Path(tiny), Path(destination + "-tiny"), dtype, lambda done, total: None)  # code and tokenizer
+before = resident_bytes()
+convert_checkpoint(Path(source), Path(destination), dtype, lambda done, total: None)
+print(peak_bytes() - before)
+"""
+
 
 def ignore_progress(done: int, total: int) -> None:
     pass

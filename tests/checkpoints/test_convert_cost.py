@@ -25,7 +25,7 @@ from draftline.checkpoints.safetensors_file import (
     tensor_locations,
     write_safetensors,
 )
-from tests.checkpoints.conversion import edit_config, ignore_progress, tensors_of
+from tests.checkpoints.conversion import MEASURE_MEMORY, edit_config, ignore_progress, tensors_of
 from tests.tiny_checkpoints import (
     write_tiny_checkpoint,
 )
@@ -43,24 +43,6 @@ def write_large_checkpoint(directory: Path, layers: int, dtype: str = "float32")
         for name, shape in shapes.items()
     ]
     write_safetensors(directory / "model.safetensors", entries)
-
-
-MEASURE_MEMORY = """
-import sys
-from pathlib import Path
-from draftline.checkpoints import safetensors_file
-from draftline.checkpoints.convert import convert_checkpoint
-
-def resident_bytes(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
-
-source, tiny, destination, dtype = sys.argv[1:]
-convert_checkpoint(Path(tiny), Path(destination + "-tiny"), dtype, lambda done, total: None)  # code and tokenizer
-before = resident_bytes("VmRSS")
-convert_checkpoint(Path(source), Path(destination), dtype, lambda done, total: None)
-print(resident_bytes("VmHWM") - before)
-"""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

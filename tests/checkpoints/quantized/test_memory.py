@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.checkpoints.test_convert import MEASURE_MEMORY
+from tests.checkpoints.conversion import MEASURE_MEMORY
 from tests.tiny_checkpoints import random_tensors, write_tiny_checkpoint
 from tests.tiny_quantized import AWQ, FP8, GPTQ, write_stored
 

@@ -25,8 +25,8 @@ from draftline.checkpoints.quantized.stored import read_whole
 from draftline.checkpoints.safetensors_file import map_tensor, tensor_locations
 from draftline.checkpoints.show import describe_checkpoint
 from draftline.checkpoints.source_tensor import SourceTensor
+from tests.checkpoints.conversion import MEASURE_MEMORY
 from tests.checkpoints.quantized.refusal import fails
-from tests.checkpoints.test_convert import MEASURE_MEMORY
 from tests.tiny_checkpoints import random_tensors, write_tiny_checkpoint
 from tests.tiny_quantized import write_stored
 

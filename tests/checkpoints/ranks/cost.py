@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import time
@@ -28,6 +27,7 @@ from draftline.checkpoints.ranks.convert import convert_for_ranks
 from draftline.checkpoints.ranks.mapping import Mapping
 from draftline.checkpoints.ranks.rank_file import RankFile
 from draftline.checkpoints.safetensors_file import TensorEntry, write_safetensors
+from tests.resident_memory import peak_bytes
 from tests.tiny_checkpoints import write_tiny_tokenizer
 
 LAYERS_OF_A_FILE = 8
@@ -149,7 +149,7 @@ def main() -> None:
     for name, taken in seconds.items():
         ratios = [own / copied for own, copied in zip(taken, seconds["copied"], strict=True)]
         print(f"{name}: {_spread(taken, 1)} s, {_spread(ratios, 2)}")
-    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB resident at most")
+    print(f"{peak_bytes() / 1e9:.2f} GB resident at most")
 
 
 def _no_progress(done: int, total: int) -> None:

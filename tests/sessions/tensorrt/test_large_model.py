@@ -15,12 +15,13 @@ QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
 SECONDS, BYTES = 60, 4 << 30  # of a CPU; resident
 
 PROGRAM = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from draftline.sessions.tensorrt.engine_builder import PlanSettings, build_tensorrt_engine
 from draftline.sessions.tensorrt import engine_builder
 from draftline.sessions.tensorrt.profiles import StepLimits
 from draftline.sessions.tensorrt.vendor import import_vendor
+from tests.resident_memory import peak_bytes
 from tests.sessions.tensorrt.plans import fake_kernels
 engine_builder.compile_plugin_kernels = lambda shape, architectures, cache: fake_kernels(shape, architectures)
 engine_builder.compile_commit_kernels = engine_builder.compile_plugin_kernels
@@ -30,8 +31,7 @@ build_tensorrt_engine(
     import_vendor("tensorrt_rtx"), checkpoint, destination, settings=settings,
     limits=StepLimits(16, 8192, 512, 16, 8192), prefix_cache=True, progress=lambda done, total: None,
 )
-resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"seconds": time.process_time(), "resident_bytes": resident}))
+print(json.dumps({"seconds": time.process_time(), "resident_bytes": peak_bytes()}))
 """
 
 
