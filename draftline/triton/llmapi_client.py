@@ -20,6 +20,7 @@ from draftline.triton.llmapi_contract import LLMAPI
 Arrays = Mapping[str, NDArray[Any]]
 _OUTPUTS = frozenset(tensor.name for tensor in LLMAPI.outputs)
 _EVENT = b"data:"
+STOP_SECONDS = 2.0  # a stop that is not answered must not keep others from being told
 
 
 class LlmapiError(Exception):
@@ -32,13 +33,16 @@ class LlmapiClient:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def stream(self, request_id: str, inputs: Arrays) -> Iterator[dict[str, NDArray[Any]]]:
+    def stream(
+        self, request_id: str, inputs: Arrays, *, silence_seconds: float | None = None
+    ) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the outputs of every response, ``[n]`` by name: text as objects, numbers as JSON has them.
 
-        Raises: LlmapiError where the model refuses the request or ends it with an error, or nobody answers.
+        Raises: LlmapiError where the model refuses the request or ends it with an error, or nobody answers, or nothing
+            comes for ``silence_seconds``.
         """
         body = {name: [_plain(value) for value in array.ravel().tolist()] for name, array in inputs.items()}
-        connection = http.client.HTTPConnection(self._address)
+        connection = http.client.HTTPConnection(self._address, timeout=silence_seconds)
         try:
             path = f"/v2/models/{LLMAPI.name}/generate_stream"
             connection.request("POST", path, json.dumps({"id": request_id, **body}))
@@ -59,7 +63,7 @@ class LlmapiClient:
         """End a request, whose stream ends with an error then; nothing happens where none has this id."""
         inputs = {"text_input": np.array([b""], np.object_), "stop": np.array([True])}
         try:
-            for _ in self.stream(request_id, inputs):
+            for _ in self.stream(request_id, inputs, silence_seconds=STOP_SECONDS):
                 pass
         except LlmapiError:
             pass  # its answer to a stop is an error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 
+from draftline.triton import llmapi_client
 from draftline.triton.addresses import local_address
 from draftline.triton.llmapi_client import LlmapiClient, LlmapiError
 from draftline.triton.smoke import find_free_ports
@@ -50,6 +52,12 @@ def test_an_answer_that_breaks_off_is_no_whole_one(breaking_server: HTTPServer) 
     assert next(answers)["text_output"].tolist() == ["h"]
     with pytest.raises(LlmapiError, match="does not answer"):
         next(answers)
+
+
+def test_a_stop_that_nobody_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llmapi_client, "STOP_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        LlmapiClient(f"127.0.0.1:{silent.getsockname()[1]}").stop("an id")
 
 
 @pytest.mark.parametrize(
