@@ -56,7 +56,7 @@ def random_layer(
 def run(tmp_path: Path, form: str, layer: Layer, x: Array, per_token: int, renormalises: bool) -> Array:
     num_experts, double, hidden = layer.fc.shape
     names = "mlp.router.bias", "mlp.fc.bias", "mlp.proj.bias"
-    tensors = dict(zip(names, layer.biases, strict=False)) | {
+    tensors = dict(zip(names[: len(layer.biases)], layer.biases, strict=True)) | {
         "mlp.router.weight": layer.router,
         "mlp.fc.weight": layer.fc,
         "mlp.proj.weight": layer.proj,
