@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftline.triton.llmapi_contract import LLMAPI
+from draftline.triton.tensors import Arrays
 
-Arrays = Mapping[str, NDArray[Any]]
 _OUTPUTS = frozenset(tensor.name for tensor in LLMAPI.outputs)
 _EVENT = b"data:"
 STOP_SECONDS = 2.0  # a stop that is not answered must not keep others from being told
@@ -54,8 +54,10 @@ class LlmapiClient:
                     outputs = _read_event(line.removeprefix(_EVENT))
                     if outputs:
                         yield outputs
-        except (OSError, http.client.HTTPException) as error:
-            raise LlmapiError(f"{LLMAPI.name} at {self._address} does not answer: {error!r}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            rule = f"server: {LLMAPI.name} must answer at {self._address}"
+            cure = "read the server's log, and let llmapi_address in ensemble/config.pbtxt be its HTTP port"
+            raise LlmapiError(f"{rule}; got {error!r}; {cure}") from error
         finally:
             connection.close()
 

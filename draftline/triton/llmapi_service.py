@@ -15,7 +15,7 @@ from draftline.triton.llmapi_contract import INPUT_NAMES, STOP
 from draftline.triton.llmapi_front import Answer, tell_request
 from draftline.triton.tensors import Arrays, read_inputs
 
-UNEXPECTED = "the request ended unexpectedly; read the server's log"
+UNEXPECTED = "server: a request ends with an answer or the reason; got neither; read the server's log"
 
 
 class FrontService:
@@ -75,14 +75,13 @@ class FrontService:
     def _serve(self, their_id: str, inputs: Arrays, reply: _Reply) -> None:
         last = self._error(UNEXPECTED)  # sent in any case: a client must not wait for ever
         try:
-            if not reply.is_over():  # while it waited
-                last = self._relay(their_id, inputs, reply)
-        except (RequestError, LlmapiError) as error:
+            last = None if reply.is_over() else self._relay(their_id, inputs, reply)  # over while it waited
+        except (RequestError, LlmapiError, self._triton.TritonModelException) as error:
             last = self._error(str(error))
         finally:
-            reply.end(last)
             with self._lock:
                 del self._running[their_id]
+            reply.end(last)
 
     def _relay(self, their_id: str, inputs: Arrays, reply: _Reply) -> Any:
         """Pass on what is streamed, and return what is left to send with the final flag: None where nothing is."""
